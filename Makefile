@@ -1,0 +1,74 @@
+# retrysafe: PGXS build.   make · make install · make installcheck
+#
+#   PG_CONFIG=/path/to/pg_config   the server to build for
+#   SINKS="http postgres"          which destination modules to build
+#   FAULT_POINTS=1                 test builds: named places that fail on command
+#   WERROR=1                       warnings are errors (what CI does)
+
+EXTENSION    = retrysafe
+EXT_VERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" retrysafe.control)
+MODULE_big   = retrysafe
+source_list  = $(shell awk '$$1 == "$(1)" { print $$2 }' src/sources.txt)
+core_objects   := $(patsubst %.cpp,%.o,$(call source_list,core))
+server_objects := $(patsubst %.cpp,%.o,$(call source_list,server))
+OBJS         = $(core_objects) $(server_objects)
+DATA         = $(wildcard src/sql/retrysafe--*--*.sql)
+DATA_built   = src/sql/retrysafe--$(EXT_VERSION).sql
+
+REGRESS      = $(sort $(patsubst sql/%.sql,%,$(wildcard sql/*.sql)))
+ISOLATION    = $(sort $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/isolation/specs/*.spec)))
+ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation/results
+REGRESS_OPTS = --outputdir=test/regress_results
+
+SINKS       ?= http postgres
+sink_modules = $(foreach sink,$(SINKS),retrysafe_$(sink).so)
+
+EXTRA_CLEAN  = src/sql/retrysafe--$(EXT_VERSION).sql $(sink_modules) test/regress_results test/isolation/results \
+               $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.o src/sinks/$(sink)/*.d)) \
+               $(OBJS:.o=.d)
+
+PG_CONFIG   ?= pg_config
+# The server's headers are system headers: they do not compile without warnings, our own code does.
+PG_CPPFLAGS  = -isystem $(shell $(PG_CONFIG) --includedir-server) -Isrc -DRETRYSAFE_VERSION='"$(EXT_VERSION)"'
+PG_CXXFLAGS  = -std=c++20 -fvisibility=hidden -fvisibility-inlines-hidden \
+               -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Wold-style-cast -MMD -MP
+ifdef WERROR
+PG_CXXFLAGS += -Werror
+endif
+ifdef FAULT_POINTS
+PG_CPPFLAGS += -DRETRYSAFE_FAULT_POINTS
+endif
+# Before 16 the server leaves PGDLLEXPORT empty, and hidden visibility would hide even Pg_magic_func.
+ifneq ($(filter 14 15,$(shell $(PG_CONFIG) --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')),)
+PG_CPPFLAGS += -DPGDLLEXPORT='__attribute__((visibility("default")))'
+endif
+SHLIB_LINK  += -lstdc++
+
+# Bitcode of C++ that uses exceptions gains nothing, and needs the very clang of the server's build.
+override with_llvm = no
+PGXS        := $(shell $(PG_CONFIG) --pgxs)
+include $(PGXS)
+
+# The install script is its parts, in the order of their numbers.
+src/sql/retrysafe--$(EXT_VERSION).sql: $(sort $(wildcard src/sql/install/*.sql)) retrysafe.control
+	cat $(filter %.sql,$^) > $@
+
+# Each destination kind is a library of its own, so that no client library is ever mapped into a user's backend.
+sink_libraries_http     = -lcurl -lcrypto
+sink_libraries_postgres = -lpq
+define sink_rule
+sink_objects_$(1) := $$(patsubst %.cpp,%.o,$$(call source_list,$(1)) $$(call source_list,core))
+retrysafe_$(1).so: $$(sink_objects_$(1))
+	$$(CXX) -shared $$(LDFLAGS) -o $$@ $$^ $$(sink_libraries_$(1))
+endef
+$(foreach sink,$(SINKS),$(eval $(call sink_rule,$(sink))))
+
+all: $(sink_modules)
+install: install-sinks
+install-sinks: $(sink_modules)
+	$(MKDIR_P) '$(DESTDIR)$(pkglibdir)' '$(DESTDIR)$(includedir_server)/extension/retrysafe'
+	$(foreach sink,$(SINKS),$(INSTALL_SHLIB) retrysafe_$(sink).so '$(DESTDIR)$(pkglibdir)/';)
+	$(INSTALL_DATA) src/sink/abi.h '$(DESTDIR)$(includedir_server)/extension/retrysafe/retrysafe_sink.h'
+.PHONY: install-sinks
+
+-include $(wildcard $(OBJS:.o=.d) $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.d)))

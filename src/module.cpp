@@ -1,0 +1,23 @@
+// The loadable module. _PG_init runs in the postmaster when preloaded, else in the first backend that calls us.
+#include "pg/boundary.hpp"
+#include "pg/extension.hpp"
+#include "settings.hpp"
+
+#include "pg/server.hpp"
+
+extern "C" {
+#ifdef PG_MODULE_MAGIC_EXT
+PG_MODULE_MAGIC_EXT(.name = "retrysafe", .version = RETRYSAFE_VERSION);
+#else
+PG_MODULE_MAGIC;
+#endif
+PGDLLEXPORT void _PG_init(void);
+}
+
+void _PG_init(void) {
+  retrysafe::pg::boundary([] {
+    retrysafe::settings::define();
+    retrysafe::pg::watch_for_extension_changes();
+    return Datum{0};
+  });
+}

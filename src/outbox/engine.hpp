@@ -1,0 +1,123 @@
+// The engine: claim a shard, read a batch, publish it elsewhere, record what became of it. The background worker
+// and the pull API (outbox_fetch, outbox_ack, outbox_nack) both work through these functions and no others.
+//
+// All of it is jumpable code that runs inside a READ COMMITTED transaction of the caller; results are palloc'd in
+// the caller's memory context. Claim, read and record are three short transactions of a worker; no transaction is
+// open while a batch is being published.
+#pragma once
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+// A row of the log, or of the parked events, copied out. Strings end with NUL; null where the column is null.
+struct Event {
+  int64 id;                 // position in the log
+  FullTransactionId txid;
+  int64 parked;             // outbox_parked.parked, 0 for an event that comes from the log
+  int32 attempts;           // failed ones so far
+  bool held;                // not to be sent: an earlier event of its ordering key is parked
+  pg_uuid_t event_id;
+  const char *scope;
+  const char *idempotency_key;
+  const char *event_key;
+  const char *event_type;
+  const char *ordering_key;
+  const char *payload;      // JSON text in the server's encoding
+  const char *headers;      // JSON text
+  TimestampTz created_at;
+};
+
+struct Destination {
+  int32 destination;
+  const char *name;
+  const char *kind;
+  const char *options;      // JSON text, secrets unresolved
+  const char *run_as;
+  int32 shards;
+  int32 max_attempts;
+  int64 backoff_us;
+  int64 backoff_max_us;
+  bool block_when_exhausted;
+  int32 batch_events;
+  int32 batch_bytes;
+  int64 lease_us;
+  TransactionId version;    // xmin of the row: changes when the destination was altered
+};
+
+// The right to work a shard until `lease_until`. The fencing token tells this holder from every later one.
+struct Claim {
+  int32 destination;
+  int32 shard;
+  int64 token;
+  TimestampTz lease_until;
+};
+
+struct Holder {
+  const char *name;         // as shown in outbox_status
+  int32 pid;                // 0 for pull clients: only time ends their lease
+};
+
+struct Snapshot {
+  int64 floor;
+  FullTransactionId xmin, xmax, next;
+  int64 ceiling;
+  int32 era;
+  int32 xip_count;
+  const FullTransactionId *xip;  // ascending
+};
+
+struct Batch {
+  Claim claim;
+  int64 seq;                // of the cursor that it continues; recording writes seq + 1
+  int64 window_no;
+  bool opens_window;        // the window is not stored yet: recording stores `window`
+  Snapshot window;
+  int64 from, to;           // positions within the window: recording moves the cursor to `to`
+  int32 event_count;
+  Event *events;            // in the order to send: due parked events first, then those from the log
+};
+
+enum class Status : int32 { kDelivered, kFailedRetry, kFailedFinal, kNotTried };
+
+struct Outcome {
+  Status status;
+  int64 retry_after_us;     // wanted by the destination; -1 when not
+  const char *reason;
+};
+
+// --- claim ---------------------------------------------------------------------------------------------------
+
+// Takes one free shard: of `destination`, or of any destination that is neither paused nor in back-off nor of a
+// kind that workers leave to pull clients (0). Dead workers' leases are taken over at once, expired ones in time.
+bool claim(int32 destination, const Holder &holder, int64 lease_us, Claim *claim);
+// Extends the lease when less than half of it is left, and writes nothing otherwise. False: the shard is lost.
+bool renew(Claim *claim, int64 lease_us);
+void release(const Claim &claim);
+
+Destination *load_destination(int32 destination);
+
+// --- read ----------------------------------------------------------------------------------------------------
+
+// Moves due events from outbox_scheduled into the log. Returns how many.
+int64 move_due_events();
+// The next batch of a claimed shard; null when there is nothing to send. Flushes WAL past everything that the
+// batch's window sees, so that nothing is published before its commit is durable. Windows without an event for
+// this shard are passed over in memory (`idle`) and stored only now and then.
+Batch *read_batch(const Destination &destination, const Claim &claim, int32 max_events, int64 max_bytes);
+// When the next scheduled or parked event of any claimed shard comes due; infinity when none waits.
+TimestampTz next_due();
+
+// --- record --------------------------------------------------------------------------------------------------
+
+// Writes the outcomes of a batch, one per event, and moves the cursor. Raises kStaleBatch when the claim is no
+// longer valid. The first kNotTried event of the log ends the prefix that is recorded; the rest is read again.
+void record(const Destination &destination, Batch *batch, const Outcome *outcomes);
+// The destination as a whole could not be reached: backs the shard off, exponentially with jitter, and writes
+// nothing per event. Returns when to try again.
+TimestampTz record_unreachable(const Destination &destination, const Claim &claim, const char *reason);
+
+// True where the database was restored or cloned and an operator has not consented yet; `why` then tells.
+bool publishing_suspended(const char **why);
+
+}  // namespace retrysafe::outbox

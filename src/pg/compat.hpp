@@ -1,0 +1,31 @@
+// Every difference between the supported server versions (15 to 19), and no other file tests PG_VERSION_NUM
+// (server.hpp excepted, for a header that moved).
+#pragma once
+
+#include "pg/server.hpp"
+
+namespace retrysafe::pg {
+
+inline void reserve_setting_prefix(const char *prefix) {
+  MarkGUCPrefixReserved(prefix);
+}
+
+inline IndexScanDesc begin_index_scan(Relation heap, Relation index, Snapshot snapshot, int keys) {
+#if PG_VERSION_NUM >= 180000
+  return index_beginscan(heap, index, snapshot, nullptr, keys, 0);
+#else
+  return index_beginscan(heap, index, snapshot, keys, 0);
+#endif
+}
+
+// Counts the transactions with an id that have ended, COMMIT PREPARED included. A plain read: an old value only
+// makes a poll come one turn later.
+inline uint64 transactions_completed() {
+#if PG_VERSION_NUM >= 170000
+  return TransamVariables->xactCompletionCount;
+#else
+  return ShmemVariableCache->xactCompletionCount;
+#endif
+}
+
+}  // namespace retrysafe::pg

@@ -1,0 +1,43 @@
+// Raising errors of our own, and carrying an error of the server through C++ frames.
+#pragma once
+
+#include <exception>
+
+#include "core/error_codes.hpp"
+#include "pg/server.hpp"
+
+namespace retrysafe::pg {
+
+// An error that the server raised inside pg::call, as a C++ exception. The ErrorData lives in the memory context
+// that was current at the call; null when even the copy did not fit into memory.
+class PgError : public std::exception {
+ public:
+  explicit PgError(ErrorData *data) noexcept : data_(data) {}
+  ErrorData *data() const noexcept { return data_; }
+  const char *what() const noexcept override { return data_ && data_->message ? data_->message : "out of memory"; }
+
+ private:
+  ErrorData *data_;
+};
+
+int sqlstate(const ErrorCode &code);
+
+// Jumps. Message style is the server's: lower case, no full stop; the hint is a sentence, or null.
+[[noreturn]] void raise(const ErrorCode &code, const char *hint, const char *format, ...) pg_attribute_printf(3, 4);
+
+// The same with a detail (a sentence, or null) made by the caller.
+[[noreturn]] void raise_detailed(const ErrorCode &code, const char *detail, const char *hint, const char *format, ...)
+    pg_attribute_printf(4, 5);
+
+// The transaction cannot see what it would have to answer with: SQLSTATE 40001, which clients retry.
+[[noreturn]] void raise_serialization_failure(const char *message, const char *hint);
+
+// The caller lacks a right: SQLSTATE 42501.
+[[noreturn]] void raise_insufficient_privilege(const char *hint, const char *format, ...) pg_attribute_printf(2, 3);
+
+void warn(const ErrorCode &code, const char *hint, const char *format, ...) pg_attribute_printf(3, 4);
+
+// One line in the server's log.
+void log(const char *format, ...) pg_attribute_printf(1, 2);
+
+}  // namespace retrysafe::pg

@@ -1,0 +1,97 @@
+#include "pg/extension.hpp"
+
+#include "pg/error.hpp"
+
+namespace retrysafe::pg {
+
+namespace {
+
+constinit Extension cached{};
+constinit bool cache_valid = false;
+constinit uint64 generation = 0;
+
+void forget() {
+  cache_valid = false;
+}
+
+bool is_ours(Oid relation) {
+#define X(name) \
+  if (relation == cached.name) return true;
+  RETRYSAFE_RELATIONS(X)
+#undef X
+  return false;
+}
+
+void on_relation_change(Datum, Oid relation) {
+  if (cache_valid && (relation == InvalidOid || is_ours(relation))) forget();
+}
+
+void on_catalog_change(Datum, int, uint32) {
+  forget();
+}
+
+// pg_extension has no syscache.
+bool read_extension_row(Extension &e) {
+  e.oid = get_extension_oid("retrysafe", true);
+  if (!OidIsValid(e.oid)) return false;
+  Relation catalog = table_open(ExtensionRelationId, AccessShareLock);
+  ScanKeyData key;
+  ScanKeyInit(&key, Anum_pg_extension_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(e.oid));
+  SysScanDesc scan = systable_beginscan(catalog, ExtensionOidIndexId, true, nullptr, 1, &key);
+  HeapTuple row = systable_getnext(scan);
+  const bool found = HeapTupleIsValid(row);
+  if (found) {
+    const auto *form = reinterpret_cast<Form_pg_extension>(GETSTRUCT(row));
+    e.schema = form->extnamespace;
+    e.owner = form->extowner;
+  }
+  systable_endscan(scan);
+  table_close(catalog, AccessShareLock);
+  return found;
+}
+
+// InvalidOid unless the relation is a member of the extension: a table that somebody else put into our schema
+// under one of our names is not touched.
+Oid find_member(const Extension &e, const char *name) {
+  const Oid relation = get_relname_relid(name, e.schema);
+  if (!OidIsValid(relation)) return InvalidOid;
+  Oid table = relation;
+  if (get_rel_relkind(relation) == RELKIND_INDEX) table = IndexGetRelation(relation, true);
+  if (!OidIsValid(table) || getExtensionOfObject(RelationRelationId, table) != e.oid) return InvalidOid;
+  return relation;
+}
+
+}  // namespace
+
+const Extension *extension_if_installed() {
+  if (cache_valid) return &cached;
+  Extension fresh{};
+  if (!read_extension_row(fresh)) return nullptr;
+  const char *schema = get_namespace_name(fresh.schema);
+  if (!schema) return nullptr;
+  namestrcpy(&fresh.schema_name, schema);
+#define X(name)                           \
+  fresh.name = find_member(fresh, #name); \
+  if (!OidIsValid(fresh.name)) return nullptr;
+  RETRYSAFE_RELATIONS(X)
+#undef X
+  fresh.generation = ++generation;
+  cached = fresh;
+  cache_valid = true;
+  return &cached;
+}
+
+const Extension &extension() {
+  const Extension *e = extension_if_installed();
+  if (!e)
+    raise(kNotInstalled, "Run CREATE EXTENSION retrysafe, or ALTER EXTENSION retrysafe UPDATE.",
+          "extension \"retrysafe\" is not installed in this database in a version that this library knows");
+  return *e;
+}
+
+void watch_for_extension_changes() {
+  CacheRegisterRelcacheCallback(on_relation_change, Datum{0});
+  CacheRegisterSyscacheCallback(NAMESPACEOID, on_catalog_change, Datum{0});
+}
+
+}  // namespace retrysafe::pg

@@ -1,0 +1,63 @@
+// The installed extension: its schema, its owner, and the relations that the code works on, pinned by OID.
+#pragma once
+
+#include <type_traits>
+
+#include "pg/server.hpp"
+
+namespace retrysafe::pg {
+
+// X-macro of the relations that C++ opens by itself; each is looked up once by name in the extension's schema and
+// must be a member of the extension. SQL statements name the schema instead (see statement.hpp).
+#define RETRYSAFE_RELATIONS(X) \
+  X(idem_records)              \
+  X(idem_records_pkey)         \
+  X(outbox_log)                \
+  X(outbox_log_pkey)           \
+  X(outbox_log_event_key)      \
+  X(outbox_log_txid)           \
+  X(outbox_log_id_seq)         \
+  X(outbox_scheduled)          \
+  X(outbox_scheduled_event_key)
+
+struct Extension {
+  Oid oid;
+  Oid schema;
+  Oid owner;
+  NameData schema_name;
+  // Grows whenever anything above or below may have changed; kept plans of an older generation are dropped.
+  uint64 generation;
+#define X(name) Oid name;
+  RETRYSAFE_RELATIONS(X)
+#undef X
+};
+
+// The extension of this database. Cached; raises kNotInstalled. Needs a transaction.
+const Extension &extension();
+
+// The same, null where the extension is not there. For workers, which outlive it.
+const Extension *extension_if_installed();
+
+// Called once from _PG_init.
+void watch_for_extension_changes();
+
+// Runs the jumpable `body` as the owner of the extension, for work on our own tables. On an error the end of the
+// (sub)transaction restores the caller, as it does for the server's own code.
+template <class Body>
+auto as_owner(Body &&body) {
+  Oid caller;
+  int context;
+  GetUserIdAndSecContext(&caller, &context);
+  SetUserIdAndSecContext(extension().owner, context | SECURITY_LOCAL_USERID_CHANGE | SECURITY_NOFORCE_RLS);
+  if constexpr (std::is_void_v<decltype(body())>) {
+    body();
+    SetUserIdAndSecContext(caller, context);
+  } else {
+    auto result = body();
+    static_assert(std::is_trivially_destructible_v<decltype(result)>);
+    SetUserIdAndSecContext(caller, context);
+    return result;
+  }
+}
+
+}  // namespace retrysafe::pg

@@ -1,0 +1,52 @@
+// Reading our tables by index under a snapshot of our choice, without the planner.
+#pragma once
+
+#include "pg/server.hpp"
+
+namespace retrysafe::pg {
+
+// Jumpable: on an error the resource owner lets go of everything. Usage:
+//   IndexScan scan = begin_scan(table, index, snapshot, {equals(1, TEXTOID …)…});
+//   while (scan.next()) … scan.slot …
+//   scan.end();
+struct IndexScan {
+  Relation table;
+  Relation index;
+  IndexScanDesc scan;
+  TupleTableSlot *slot;
+
+  bool next(ScanDirection direction = ForwardScanDirection) { return index_getnext_slot(scan, direction, slot); }
+
+  Datum datum(AttrNumber column, bool *null) { return slot_getattr(slot, column, null); }
+
+  // Locks stay until the end of the transaction, as the executor's do.
+  void end() {
+    index_endscan(scan);
+    ExecDropSingleTupleTableSlot(slot);
+    index_close(index, NoLock);
+    table_close(table, NoLock);
+  }
+};
+
+// `keys` count their columns within the index, not the table.
+inline IndexScan begin_scan(Oid table, Oid index, Snapshot snapshot, ScanKey keys, int key_count) {
+  IndexScan s;
+  s.table = table_open(table, AccessShareLock);
+  s.index = index_open(index, AccessShareLock);
+  s.slot = table_slot_create(s.table, nullptr);
+  s.scan = begin_index_scan(s.table, s.index, snapshot, key_count);
+  index_rescan(s.scan, keys, key_count, nullptr, 0);
+  return s;
+}
+
+// Byte-wise equality with a text column of COLLATE "C".
+inline void text_equals(ScanKey key, AttrNumber index_column, Datum text_value) {
+  ScanKeyEntryInitialize(key, 0, index_column, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID, F_TEXTEQ, text_value);
+}
+
+inline void int8_compares(ScanKey key, AttrNumber index_column, StrategyNumber strategy, RegProcedure procedure,
+                          int64 number) {
+  ScanKeyEntryInitialize(key, 0, index_column, strategy, InvalidOid, InvalidOid, procedure, Int64GetDatum(number));
+}
+
+}  // namespace retrysafe::pg

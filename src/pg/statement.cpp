@@ -1,0 +1,89 @@
+#include "pg/statement.hpp"
+
+#include "pg/error.hpp"
+
+namespace retrysafe::pg {
+
+namespace {
+
+char *with_schema(const char *sql) {
+  const char *schema = quote_identifier(NameStr(extension().schema_name));
+  StringInfoData text;
+  initStringInfo(&text);
+  for (const char *p = sql; *p; ++p) {
+    if (p[0] == '@' && p[1] == '.')
+      appendStringInfoString(&text, schema);
+    else
+      appendStringInfoChar(&text, *p);
+  }
+  return text.data;
+}
+
+}  // namespace
+
+// The plan is parsed under a search_path of the server's own objects; the plan cache stores that path with it and
+// parses again under the same one.
+void Statement::prepare() {
+  if (plan_) {
+    SPI_freeplan(plan_);
+    plan_ = nullptr;
+  }
+  const int nest = NewGUCNestLevel();
+  (void)set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
+                          false);
+  SPIPlanPtr plan = SPI_prepare(with_schema(sql_), type_count_, types_);
+  if (!plan) elog(ERROR, "retrysafe: cannot prepare \"%s\": %s", sql_, SPI_result_code_string(SPI_result));
+  AtEOXact_GUC(true, nest);
+  SPI_keepplan(plan);
+  plan_ = plan;
+  generation_ = extension().generation;
+}
+
+uint64 Statement::run(std::initializer_list<Parameter> parameters, long limit) {
+  if (!plan_ || generation_ != extension().generation) prepare();
+  Datum values[kMaxParameters];
+  char nulls[kMaxParameters];
+  int count = 0;
+  for (const Parameter &p : parameters) {
+    values[count] = p.value;
+    nulls[count++] = p.null ? 'n' : ' ';
+  }
+  Assert(count == type_count_);
+  const int result = SPI_execute_plan(plan_, values, nulls, false, limit);
+  if (result < 0) elog(ERROR, "retrysafe: cannot execute \"%s\": %s", sql_, SPI_result_code_string(result));
+  return SPI_processed;
+}
+
+char *Row::text_at(int column, MemoryContext memory) const {
+  bool null;
+  const Datum d = SPI_getbinval(tuple_, descriptor_, column, &null);
+  if (null) return nullptr;
+  MemoryContext old = MemoryContextSwitchTo(memory);
+  char *copy = TextDatumGetCString(d);
+  MemoryContextSwitchTo(old);
+  return copy;
+}
+
+struct varlena *Row::varlena_at(int column, MemoryContext memory) const {
+  bool null;
+  const Datum d = SPI_getbinval(tuple_, descriptor_, column, &null);
+  if (null) return nullptr;
+  MemoryContext old = MemoryContextSwitchTo(memory);
+  struct varlena *copy = PG_DETOAST_DATUM_COPY(d);
+  MemoryContextSwitchTo(old);
+  return copy;
+}
+
+namespace detail {
+
+void connect_spi() {
+  if (SPI_connect() != SPI_OK_CONNECT) elog(ERROR, "retrysafe: SPI_connect failed");
+}
+
+void finish_spi() {
+  SPI_finish();
+}
+
+}  // namespace detail
+
+}  // namespace retrysafe::pg

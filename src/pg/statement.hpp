@@ -1,0 +1,100 @@
+// SQL that runs on our own tables, with typed parameters and kept plans.
+//
+//   constinit pg::Statement kInsert{"INSERT INTO @.inbox_messages … VALUES ($1, $2)", {TEXTOID, TEXTOID}};
+//   pg::spi([&] { return kInsert.run({pg::value(consumer), pg::value(event_id)}); });
+//
+// `@` stands for the quoted schema of the extension; built-in names are found because the plan is made under
+// search_path = pg_catalog, pg_temp. Everything here is jumpable code.
+#pragma once
+
+#include <initializer_list>
+#include <type_traits>
+
+#include "pg/server.hpp"
+
+namespace retrysafe::pg {
+
+struct Parameter {
+  Datum value;
+  bool null;
+};
+
+inline Parameter null_value() { return {Datum{0}, true}; }
+inline Parameter value(Datum datum) { return {datum, false}; }
+inline Parameter value(int64 number) { return {Int64GetDatum(number), false}; }
+inline Parameter value(int32 number) { return {Int32GetDatum(number), false}; }
+inline Parameter value(bool flag) { return {BoolGetDatum(flag), false}; }
+inline Parameter value(const void *varlena) { return varlena ? Parameter{PointerGetDatum(varlena), false} : null_value(); }
+inline Parameter value(const char *string) { return string ? Parameter{CStringGetTextDatum(string), false} : null_value(); }
+
+class Statement {
+ public:
+  static constexpr int kMaxParameters = 24;
+
+  constexpr Statement(const char *sql, std::initializer_list<Oid> types) : sql_(sql) {
+    for (Oid type : types) types_[type_count_++] = type;
+  }
+
+  // Runs inside pg::spi; returns the number of rows, which are in SPI_tuptable. `limit` 0: all rows.
+  uint64 run(std::initializer_list<Parameter> parameters, long limit = 0);
+
+ private:
+  void prepare();
+
+  const char *sql_;
+  Oid types_[kMaxParameters]{};
+  int type_count_ = 0;
+  SPIPlanPtr plan_ = nullptr;
+  uint64 generation_ = 0;
+};
+
+// A column of a result row (columns count from 1), valid until the end of pg::spi unless copied.
+class Row {
+ public:
+  explicit Row(uint64 number) : tuple_(SPI_tuptable->vals[number]), descriptor_(SPI_tuptable->tupdesc) {}
+  bool is_null(int column) const { bool null; SPI_getbinval(tuple_, descriptor_, column, &null); return null; }
+  Datum datum(int column) const { bool null; return SPI_getbinval(tuple_, descriptor_, column, &null); }
+  int64 int64_at(int column) const { return DatumGetInt64(datum(column)); }
+  int32 int32_at(int column) const { return DatumGetInt32(datum(column)); }
+  bool bool_at(int column) const { return DatumGetBool(datum(column)); }
+  // Copied into `memory`; null for SQL null.
+  char *text_at(int column, MemoryContext memory) const;
+  // A detoasted copy of a bytea, jsonb, text … in `memory`; null for SQL null.
+  struct varlena *varlena_at(int column, MemoryContext memory) const;
+
+ private:
+  HeapTuple tuple_;
+  TupleDesc descriptor_;
+};
+
+// Runs the jumpable `body` as the owner of the extension with SPI connected.
+template <class Body>
+auto spi(Body &&body);
+
+namespace detail {
+void connect_spi();
+void finish_spi();
+}  // namespace detail
+
+}  // namespace retrysafe::pg
+
+#include "pg/extension.hpp"
+
+namespace retrysafe::pg {
+
+template <class Body>
+auto spi(Body &&body) {
+  return as_owner([&] {
+    detail::connect_spi();
+    if constexpr (std::is_void_v<decltype(body())>) {
+      body();
+      detail::finish_spi();
+    } else {
+      auto result = body();
+      detail::finish_spi();
+      return result;
+    }
+  });
+}
+
+}  // namespace retrysafe::pg

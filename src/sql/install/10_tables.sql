@@ -1,0 +1,190 @@
+-- retrysafe: the tables.
+--
+-- Everything that happens per request or per event is append-only: one row in, never updated. All tables and the
+-- id sequence are marked for dump, and nothing here puts a row into them.
+
+\echo Use "CREATE EXTENSION retrysafe" to load this file. \quit
+
+-- One row per finished request. Owning a key while the work is under way is a lock, not a row.
+CREATE TABLE @extschema@.idem_records (
+  key           text COLLATE "C" NOT NULL,
+  scope         text COLLATE "C" NOT NULL,
+  request_hash  bytea NOT NULL,
+  status        text NOT NULL,
+  response_json jsonb,
+  created_at    timestamptz NOT NULL,
+  completed_at  timestamptz NOT NULL,
+  expires_at    timestamptz NOT NULL,
+  CONSTRAINT idem_records_pkey PRIMARY KEY (key, scope)
+);
+CREATE INDEX idem_records_expires_at ON @extschema@.idem_records (expires_at);
+
+-- Events a consumer has seen.
+CREATE TABLE @extschema@.inbox_messages (
+  consumer text COLLATE "C" NOT NULL,
+  event_id text COLLATE "C" NOT NULL,
+  seen_at  timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+  CONSTRAINT inbox_messages_pkey PRIMARY KEY (consumer, event_id)
+);
+CREATE INDEX inbox_messages_seen_at ON @extschema@.inbox_messages (seen_at);
+
+-- The log of events. `id` is a position, handed out before commit; readers go by `txid` (see docs/architecture.md).
+-- CACHE 1: the reader relies on positions that are drawn in order.
+CREATE SEQUENCE @extschema@.outbox_log_id_seq AS bigint CACHE 1;
+CREATE TABLE @extschema@.outbox_log (
+  id              bigint NOT NULL,
+  txid            xid8 NOT NULL,
+  scope           text COLLATE "C" NOT NULL,
+  idempotency_key text COLLATE "C",
+  event_key       text COLLATE "C" NOT NULL,
+  event_type      text COLLATE "C" NOT NULL,
+  ordering_key    text COLLATE "C",
+  payload         jsonb,
+  headers         jsonb,
+  created_at      timestamptz NOT NULL,
+  CONSTRAINT outbox_log_pkey PRIMARY KEY (id)
+);
+CREATE UNIQUE INDEX outbox_log_event_key ON @extschema@.outbox_log (event_key, scope);
+CREATE INDEX outbox_log_txid ON @extschema@.outbox_log (txid, id);
+CREATE INDEX outbox_log_idempotency_key ON @extschema@.outbox_log (idempotency_key) WHERE idempotency_key IS NOT NULL;
+
+-- Events that are not due yet. A claim moves due ones into the log, where they get their position.
+CREATE TABLE @extschema@.outbox_scheduled (
+  scope           text COLLATE "C" NOT NULL,
+  idempotency_key text COLLATE "C",
+  event_key       text COLLATE "C" NOT NULL,
+  event_type      text COLLATE "C" NOT NULL,
+  ordering_key    text COLLATE "C",
+  payload         jsonb,
+  headers         jsonb,
+  created_at      timestamptz NOT NULL,
+  deliver_after   timestamptz NOT NULL
+);
+CREATE UNIQUE INDEX outbox_scheduled_event_key ON @extschema@.outbox_scheduled (event_key, scope);
+CREATE INDEX outbox_scheduled_deliver_after ON @extschema@.outbox_scheduled (deliver_after);
+
+-- Which log this is, and in which cluster and database its snapshots and positions mean something.
+CREATE TABLE @extschema@.outbox_eras (
+  era               integer NOT NULL,
+  log               uuid NOT NULL,
+  first_id          bigint NOT NULL,     -- positions from here on were drawn in this era
+  system_identifier bigint NOT NULL,
+  database          oid NOT NULL,
+  timeline          integer NOT NULL,
+  restore_mark      text,                -- the restore that this era consented to, see docs/operations.md
+  started_at        timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+  CONSTRAINT outbox_eras_pkey PRIMARY KEY (era)
+);
+
+-- Kinds that other packages brought; the built-in ones are in the library.
+CREATE TABLE @extschema@.outbox_kinds (
+  kind    text COLLATE "C" NOT NULL,
+  library text NOT NULL,
+  options jsonb NOT NULL,
+  CONSTRAINT outbox_kinds_pkey PRIMARY KEY (kind)
+);
+
+CREATE TABLE @extschema@.outbox_destinations (
+  destination  integer GENERATED ALWAYS AS IDENTITY,
+  name         text COLLATE "C" NOT NULL,
+  kind         text COLLATE "C" NOT NULL,
+  options      jsonb NOT NULL,           -- may hold secrets: no view shows it as it is
+  event_types  text[],                   -- null: all
+  shards       integer NOT NULL,
+  max_attempts integer NOT NULL,
+  backoff      interval NOT NULL,
+  backoff_max  interval NOT NULL,
+  on_exhausted text NOT NULL,            -- dead_letter | block
+  batch_events integer NOT NULL,
+  batch_bytes  integer NOT NULL,
+  lease        interval NOT NULL,
+  paused       boolean NOT NULL DEFAULT false,
+  run_as       text,                     -- kind function: the role that created it
+  created_at   timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+  CONSTRAINT outbox_destinations_pkey PRIMARY KEY (destination),
+  CONSTRAINT outbox_destinations_name UNIQUE (name)
+);
+
+-- Who works a shard. A new row version per claim and per back-off, not per batch.
+CREATE TABLE @extschema@.outbox_shards (
+  destination integer NOT NULL REFERENCES @extschema@.outbox_destinations ON DELETE CASCADE,
+  shard       integer NOT NULL,
+  token       bigint NOT NULL DEFAULT 0, -- fencing token: grows with every change of holder
+  holder      text,                      -- null: free
+  holder_pid  integer,                   -- of a worker, whose death frees the shard at once; null for pull clients
+  lease_until timestamptz,
+  failures    integer NOT NULL DEFAULT 0,-- times in a row that the destination was unreachable
+  retry_at    timestamptz,               -- back-off of the whole shard
+  last_error  text,
+  error_at    timestamptz,
+  CONSTRAINT outbox_shards_pkey PRIMARY KEY (destination, shard)
+) WITH (fillfactor = 50);
+
+-- A window is what its snapshot sees and the snapshot of the window before does not. Window 0 is where the
+-- destination started. Written once per window.
+CREATE TABLE @extschema@.outbox_windows (
+  destination integer NOT NULL,
+  shard       integer NOT NULL,
+  window_no   bigint NOT NULL,
+  era         integer NOT NULL,
+  floor       bigint NOT NULL,           -- last position drawn before the snapshot
+  snapshot    pg_snapshot NOT NULL,
+  next        xid8 NOT NULL,             -- next transaction id, read after the snapshot
+  ceiling     bigint NOT NULL,           -- last position drawn after the snapshot
+  taken_at    timestamptz NOT NULL,
+  CONSTRAINT outbox_windows_pkey PRIMARY KEY (destination, shard, window_no),
+  FOREIGN KEY (destination, shard) REFERENCES @extschema@.outbox_shards ON DELETE CASCADE
+);
+
+-- Progress, append-only: the newest row of a shard is its cursor, older ones are the record of deliveries.
+CREATE TABLE @extschema@.outbox_batches (
+  destination     integer NOT NULL,
+  shard           integer NOT NULL,
+  seq             bigint NOT NULL,
+  window_no       bigint NOT NULL,
+  position        bigint NOT NULL,       -- all of the window up to here is recorded
+  token           bigint NOT NULL,
+  delivered       integer NOT NULL,      -- of this batch
+  parked          integer NOT NULL,
+  total_delivered bigint NOT NULL,       -- of the shard so far
+  total_parked    bigint NOT NULL,
+  published_at    timestamptz NOT NULL,
+  CONSTRAINT outbox_batches_pkey PRIMARY KEY (destination, shard, seq),
+  FOREIGN KEY (destination, shard) REFERENCES @extschema@.outbox_shards ON DELETE CASCADE
+);
+
+-- The exceptions: events that failed at a destination, and those that wait behind them for the sake of order.
+-- Each carries its own copy of the event and holds back no part of the log.
+CREATE TABLE @extschema@.outbox_parked (
+  destination     integer NOT NULL,
+  shard           integer NOT NULL,
+  parked          bigint GENERATED ALWAYS AS IDENTITY, -- order of parking is order of delivery within a key
+  state           text NOT NULL,         -- retry | blocked | dead | delivered | discarded
+  attempts        integer NOT NULL,
+  retry_at        timestamptz,
+  reason          text,
+  parked_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+  settled_at      timestamptz,           -- when it became dead, delivered or discarded
+  id              bigint NOT NULL,
+  txid            xid8 NOT NULL,
+  scope           text COLLATE "C" NOT NULL,
+  idempotency_key text COLLATE "C",
+  event_key       text COLLATE "C" NOT NULL,
+  event_type      text COLLATE "C" NOT NULL,
+  ordering_key    text COLLATE "C",
+  payload         jsonb,
+  headers         jsonb,
+  created_at      timestamptz NOT NULL,
+  CONSTRAINT outbox_parked_pkey PRIMARY KEY (destination, shard, parked),
+  CONSTRAINT outbox_parked_id UNIQUE (destination, shard, id),
+  FOREIGN KEY (destination, shard) REFERENCES @extschema@.outbox_shards ON DELETE CASCADE
+);
+CREATE INDEX outbox_parked_due ON @extschema@.outbox_parked (destination, shard, retry_at) WHERE state = 'retry';
+CREATE INDEX outbox_parked_key ON @extschema@.outbox_parked (destination, shard, ordering_key, parked)
+  WHERE state IN ('retry', 'blocked', 'dead');
+
+SELECT pg_catalog.pg_extension_config_dump(c.oid, '')
+  FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid
+  JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
+ WHERE e.extname = 'retrysafe' AND d.deptype = 'e' AND c.relkind IN ('r', 'S');
