@@ -20,7 +20,7 @@ ISOLATION    = $(sort $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/i
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation/results
 REGRESS_OPTS = --outputdir=test/regress_results
 
-SINKS       ?= http postgres
+SINKS       ?= $(sort $(filter-out core server,$(shell awk '!/^\#/ && NF { print $$1 }' src/sources.txt)))
 sink_modules = $(foreach sink,$(SINKS),retrysafe_$(sink).so)
 
 EXTRA_CLEAN  = src/sql/retrysafe--$(EXT_VERSION).sql $(sink_modules) test/regress_results test/isolation/results \

@@ -183,8 +183,19 @@ CREATE INDEX outbox_parked_due ON @extschema@.outbox_parked (destination, shard,
 CREATE INDEX outbox_parked_key ON @extschema@.outbox_parked (destination, shard, ordering_key, parked)
   WHERE state IN ('retry', 'blocked', 'dead');
 
-SELECT pg_catalog.pg_extension_config_dump(c.oid, '')
-  FROM pg_catalog.pg_class c
-  JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid
-  JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
- WHERE e.extname = 'retrysafe' AND d.deptype = 'e' AND c.relkind IN ('r', 'S');
+DO $$
+DECLARE
+  relation pg_catalog.regclass;
+BEGIN
+  FOR relation IN
+    SELECT c.oid
+      FROM pg_catalog.pg_class c
+      JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = c.oid
+      JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid
+                                    AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
+     WHERE e.extname = 'retrysafe' AND d.deptype = 'e' AND c.relkind IN ('r', 'S')
+  LOOP
+    PERFORM pg_catalog.pg_extension_config_dump(relation, '');
+  END LOOP;
+END
+$$;

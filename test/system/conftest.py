@@ -1,0 +1,200 @@
+"""A real server for the system tests.
+
+`server` is one throw-away cluster for the run (RETRYSAFE_TEST_CLUSTER names one that runs already); `db` is a fresh
+database with the extension for each test. Connections are psycopg2 over libpq.
+"""
+import itertools
+import os
+import pathlib
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+import psycopg2
+import psycopg2.extensions
+import pytest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+
+
+class Server:
+    """A cluster in a folder of its own, started by scripts/cluster."""
+
+    def __init__(self, directory, *settings):
+        self.directory = pathlib.Path(directory)
+        subprocess.run([TOP / "scripts/cluster", "start", str(self.directory), *settings], check=True)
+        self._read_address()
+
+    def _read_address(self):
+        lines = (self.directory / "data/postmaster.pid").read_text().splitlines()
+        self.pid, self.port = int(lines[0]), int(lines[3])
+
+    def stop(self):
+        subprocess.run([TOP / "scripts/cluster", "stop", str(self.directory)], check=True)
+
+    def pg_ctl(self, *arguments):
+        """pg_ctl as the ordinary user, e.g. pg_ctl('restart', '-m', 'immediate')."""
+        command = [self.bindir() / "pg_ctl", "-D", self.directory / "data", "-l", self.directory / "log", "-w", *arguments]
+        if os.getuid() == 0:
+            command = ["runuser", "-u", "postgres", "--", *command]
+        subprocess.run([str(c) for c in command], check=True, stdout=subprocess.DEVNULL)
+        if arguments[0] in ("start", "restart"):
+            self._read_address()
+
+    @staticmethod
+    def bindir():
+        config = os.environ.get("PG_CONFIG", "/usr/lib/postgresql/15/bin/pg_config")
+        return pathlib.Path(subprocess.run([config, "--bindir"], check=True, capture_output=True, text=True).stdout.strip())
+
+    def dsn(self, database="postgres", user="postgres"):
+        return f"host={self.directory} port={self.port} dbname={database} user={user}"
+
+    def connect(self, database="postgres", user="postgres", autocommit=True):
+        connection = psycopg2.connect(self.dsn(database, user))
+        connection.autocommit = autocommit
+        return connection
+
+    def log(self):
+        return (self.directory / "log").read_text(errors="replace")
+
+    def set(self, name, value):
+        """ALTER SYSTEM SET + reload; value None resets."""
+        with self.connect() as c, c.cursor() as q:
+            q.execute(f"ALTER SYSTEM RESET {name}" if value is None else f"ALTER SYSTEM SET {name} = '{value}'")
+            q.execute("SELECT pg_reload_conf()")
+
+
+class Database:
+    """One database of a server, with the extension in schema `retrysafe`, which is on the search path."""
+
+    def __init__(self, server, name):
+        self.server, self.name = server, name
+        self._connections = []
+
+    def connect(self, user="postgres", autocommit=True):
+        connection = self.server.connect(self.name, user, autocommit)
+        self._connections.append(connection)
+        return connection
+
+    def sql(self, query, *parameters):
+        """Runs one statement in a session of its own; returns all rows, or None."""
+        connection = self.server.connect(self.name)
+        try:
+            return run(connection, query, *parameters)
+        finally:
+            connection.close()
+
+    def value(self, query, *parameters):
+        return self.sql(query, *parameters)[0][0]
+
+    def close(self):
+        for connection in self._connections:
+            if not connection.closed:
+                connection.close()
+
+
+def run(connection, query, *parameters):
+    with connection.cursor() as cursor:
+        cursor.execute(query, parameters or None)
+        return cursor.fetchall() if cursor.description else None
+
+
+class Pending:
+    """A statement that was sent on an asynchronous connection and may block."""
+
+    def __init__(self, database, *statements):
+        self.connection = psycopg2.connect(database.server.dsn(database.name), async_=True)
+        self._wait()
+        for statement in statements[:-1]:
+            self.cursor = self.connection.cursor()
+            self.cursor.execute(statement)
+            self._wait()
+        self.cursor = self.connection.cursor()
+        self.cursor.execute(statements[-1])
+
+    def _wait(self, timeout=30):
+        deadline = time.monotonic() + timeout
+        while True:
+            state = self.connection.poll()
+            if state == psycopg2.extensions.POLL_OK:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            descriptor = [self.connection.fileno()]
+            if state == psycopg2.extensions.POLL_READ:
+                select.select(descriptor, [], [], left)
+            else:
+                select.select([], descriptor, [], left)
+
+    def blocks(self):
+        """True when there is no result within 500 ms."""
+        return not self._wait(0.5)
+
+    def result(self, timeout=10):
+        assert self._wait(timeout), "the statement still blocks"
+        return self.cursor.fetchall() if self.cursor.description else None
+
+    def run(self, statement, timeout=10):
+        """One more statement on the same connection."""
+        self.cursor = self.connection.cursor()
+        self.cursor.execute(statement)
+        return self.result(timeout)
+
+    def close(self):
+        self.connection.close()
+
+
+def eventually(condition, timeout=20, message="the condition did not come true"):
+    """Polls `condition` until it is true: for what other processes do in their own time."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, message
+        time.sleep(0.02)
+
+
+def kill(pid, signal_number=signal.SIGKILL):
+    os.kill(pid, signal_number)
+
+
+@pytest.fixture(scope="session")
+def server():
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp")) / "cluster"
+    os.chmod(directory.parent, 0o755)
+    cluster = Server(directory)
+    yield cluster
+    text = cluster.log()
+    cluster.stop()
+    shutil.rmtree(directory.parent)
+    assert "was terminated by signal 11" not in text and "was terminated by signal 6" not in text, "a backend crashed"
+
+
+_numbers = itertools.count(1)
+
+
+def make_database(server, name=None):
+    name = name or f"t{next(_numbers)}"
+    with_admin = server.connect()
+    run(with_admin, f'CREATE DATABASE "{name}"')
+    run(with_admin, f'ALTER DATABASE "{name}" SET search_path = retrysafe, public')
+    with_admin.close()
+    database = Database(server, name)
+    database.sql("CREATE SCHEMA retrysafe")
+    database.sql("CREATE EXTENSION retrysafe SCHEMA retrysafe")
+    return database
+
+
+@pytest.fixture
+def db(server):
+    database = make_database(server)
+    yield database
+    database.close()
+    admin = server.connect()
+    run(admin, f'DROP DATABASE "{database.name}" WITH (FORCE)')
+    admin.close()
