@@ -28,4 +28,12 @@ inline uint64 transactions_completed() {
 #endif
 }
 
+inline bool may_execute(Oid function, Oid role) {
+#if PG_VERSION_NUM >= 160000
+  return object_aclcheck(ProcedureRelationId, function, role, ACL_EXECUTE) == ACLCHECK_OK;
+#else
+  return pg_proc_aclcheck(function, role, ACL_EXECUTE) == ACLCHECK_OK;
+#endif
+}
+
 }  // namespace retrysafe::pg

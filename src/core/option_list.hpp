@@ -1,0 +1,90 @@
+// What options a kind of destination takes, and whether given ones are good.
+//
+// The lists of the built-in kinds live here and nowhere else: outbox_create_destination checks against them,
+// the view outbox_kind_options shows them, and sinks get every option with its default filled in. Everything
+// here is trivially destructible, so that server code may use it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string_view>
+
+namespace retrysafe {
+
+enum class OptionType {
+  kString,
+  kInteger,
+  kBoolean,
+  kDuration,  // JSON string with a unit, "250ms"; sinks get milliseconds
+  kUrl,       // http or https
+  kEnum,
+  kSecret,   // never shown; may be given as NAME_file or NAME_env instead
+  kFile,     // of the server, below the directory that a superuser allowed
+  kHeaders,  // object of strings; sinks get one option NAME.MEMBER for each; values are never shown
+};
+
+struct OptionDescription {
+  std::string_view name;
+  OptionType type = OptionType::kString;
+  std::string_view description;
+  bool required = false;
+  std::string_view default_value{};  // in the form that sinks get; no data: none
+  int64_t min = 0;                   // integer: the value; duration: milliseconds; else length in bytes
+  int64_t max = std::numeric_limits<int64_t>::max();
+  std::string_view choices{};  // enum: separated by '|'
+};
+
+using OptionList = std::span<const OptionDescription>;
+
+enum class JsonKind { kNull, kString, kNumber, kBoolean, kObject, kArray };
+
+// A member of the options object. `text` is the string itself, or the JSON text of a number or boolean.
+struct GivenOption {
+  std::string_view name;
+  JsonKind kind = JsonKind::kNull;
+  std::string_view text;
+  std::span<const GivenOption> members{};  // of an object
+};
+
+// What is wrong with an option, for an error of the server. Holds no value of any option.
+struct OptionProblem {
+  char message[256];
+  char hint[1024];
+};
+
+// Where the value of an option comes from.
+enum class OptionSource { kInline, kServerFile, kEnvironment };
+
+struct OptionName {
+  const OptionDescription *description;  // null: unknown
+  OptionSource source;
+};
+
+inline constexpr std::string_view kEnvironmentPrefix = "RETRYSAFE_";
+
+// The list of a built-in kind; nothing for an unknown one.
+std::optional<OptionList> built_in_options(std::string_view kind);
+std::span<const std::string_view> built_in_kinds();
+
+const char *option_type_name(OptionType type);
+std::optional<OptionType> option_type(std::string_view name);
+
+// Finds what `name` stands for: an option, or the _file or _env form of a secret one.
+OptionName find_option(OptionList list, std::string_view name);
+
+// True when views must not show the value.
+bool is_confidential(const OptionName &name);
+
+// Checks all given options of one destination. JSON null counts as not given. False: `problem` tells.
+bool check_options(OptionList list, std::span<const GivenOption> given, OptionProblem *problem);
+
+// Checks the description of one option, as another package registers it.
+bool check_description(const OptionDescription &description, OptionProblem *problem);
+
+// "250ms", "30s", "5min", "2h", "1d": milliseconds.
+std::optional<int64_t> parse_duration(std::string_view text);
+
+}  // namespace retrysafe

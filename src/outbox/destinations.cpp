@@ -1,0 +1,434 @@
+#include "outbox/destinations.hpp"
+
+#include <cstring>
+
+#include "outbox/options.hpp"
+#include "pg/boundary.hpp"
+#include "pg/statement.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+constexpr int64 kMillisecond = 1000;
+constexpr int64 kSecond = 1000 * kMillisecond;
+constexpr int64 kDay = 24 * 3600 * kSecond;
+
+// A row of outbox_destinations as far as operators set it.
+struct Definition {
+  int32 destination;
+  const char *name;
+  const char *kind;
+  Jsonb *options;
+  ArrayType *event_types;  // null: all
+  int32 shards;
+  int32 max_attempts;
+  Interval *backoff;
+  Interval *backoff_max;
+  const char *on_exhausted;
+  int32 batch_events;
+  int32 batch_bytes;
+  Interval *lease;
+  const char *run_as;
+};
+
+const char *text_argument(FunctionCallInfo fcinfo, int number, const char *what) {
+  if (PG_ARGISNULL(number)) pg::raise(kInvalidParameter, nullptr, "%s must not be null", what);
+  return text_to_cstring(PG_GETARG_TEXT_PP(number));
+}
+
+// Takes over the arguments from `first` on, event_types … lease, that are given. Null leaves a value as it
+// is.
+void overlay(FunctionCallInfo fcinfo, int first, Definition *d) {
+  const auto given = [&](int offset) { return !PG_ARGISNULL(first + offset); };
+  if (given(0)) d->event_types = PG_GETARG_ARRAYTYPE_P_COPY(first);
+  if (given(1)) d->shards = PG_GETARG_INT32(first + 1);
+  if (given(2)) d->max_attempts = PG_GETARG_INT32(first + 2);
+  if (given(3)) d->backoff = PG_GETARG_INTERVAL_P(first + 3);
+  if (given(4)) d->backoff_max = PG_GETARG_INTERVAL_P(first + 4);
+  if (given(5)) d->on_exhausted = text_to_cstring(PG_GETARG_TEXT_PP(first + 5));
+  if (given(6)) d->batch_events = PG_GETARG_INT32(first + 6);
+  if (given(7)) d->batch_bytes = PG_GETARG_INT32(first + 7);
+  if (given(8)) d->lease = PG_GETARG_INTERVAL_P(first + 8);
+}
+
+int64 microseconds(const Interval *interval) {
+  // Days and months only up to a bound that nothing here reaches, so that the sum cannot overflow.
+  if (interval->month != 0 || interval->day < -1000 || interval->day > 1000) return PG_INT64_MAX;
+  if (interval->time > 1000 * kDay || interval->time < -1000 * kDay) return PG_INT64_MAX;
+  return interval->time + interval->day * kDay;
+}
+
+// Also refuses what create was given as null.
+void check_interval(const char *what, const Interval *interval, int64 min, int64 max, const char *range) {
+  if (!interval) pg::raise(kInvalidParameter, nullptr, "%s must not be null", what);
+  const int64 us = microseconds(interval);
+  if (us < min || us > max) pg::raise(kInvalidParameter, range, "%s is out of range", what);
+}
+
+void check_number(const char *what, int32 number, int32 min, int32 max) {
+  if (number < min || number > max)
+    pg::raise(kInvalidParameter, psprintf("It must be from %d to %d.", min, max), "%s is out of range", what);
+}
+
+void check_name(const char *name) {
+  const size_t length = strlen(name);
+  if (length == 0 || length > 63 ||
+      strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-") != length)
+    pg::raise(kInvalidParameter, "A name has 1 to 63 letters, digits, \"_\", \".\" and \"-\".",
+              "invalid name of a destination");
+}
+
+void check_event_types(Definition *d) {
+  if (!d->event_types) return;
+  const int count = ArrayGetNItems(ARR_NDIM(d->event_types), ARR_DIMS(d->event_types));
+  if (count == 0) {
+    d->event_types = nullptr;
+    return;
+  }
+  constexpr const char *hint =
+      "Give an array of event types, each of 1 to 255 bytes, or an empty one for all.";
+  if (ARR_NDIM(d->event_types) != 1 || array_contains_nulls(d->event_types) || count > 1000)
+    pg::raise(kInvalidParameter, hint, "invalid event_types");
+  Datum *types;
+  int type_count;
+  deconstruct_array(d->event_types, TEXTOID, -1, false, TYPALIGN_INT, &types, nullptr, &type_count);
+  for (int i = 0; i < type_count; ++i) {
+    const Size length = VARSIZE_ANY_EXHDR(DatumGetTextPP(types[i]));
+    if (length < 1 || length > 255) pg::raise(kInvalidParameter, hint, "invalid event_types");
+  }
+}
+
+void check_policies(Definition *d) {
+  check_event_types(d);
+  check_number("shards", d->shards, 1, 256);
+  check_number("max_attempts", d->max_attempts, 1, 1000000);
+  check_interval("backoff", d->backoff, kMillisecond, kDay, "It must be from 1 millisecond to 1 day.");
+  check_interval("backoff_max", d->backoff_max, kMillisecond, 30 * kDay,
+                 "It must be from backoff to 30 days.");
+  if (microseconds(d->backoff_max) < microseconds(d->backoff))
+    pg::raise(kInvalidParameter, "It must be from backoff to 30 days.", "backoff_max is below backoff");
+  if (!d->on_exhausted ||
+      (strcmp(d->on_exhausted, "dead_letter") != 0 && strcmp(d->on_exhausted, "block") != 0))
+    pg::raise(kInvalidParameter, "It must be \"dead_letter\" or \"block\".", "invalid on_exhausted");
+  check_number("batch_events", d->batch_events, 1, 10000);
+  check_number("batch_bytes", d->batch_bytes, 1024, 256 * 1024 * 1024);
+  check_interval("lease", d->lease, 100 * kMillisecond, kDay, "It must be from 100 milliseconds to 1 day.");
+}
+
+// --- what a kind asks of its creator
+// --------------------------------------------------------------------------
+
+bool is_kind(const Definition &d, const char *kind) {
+  return strcmp(d.kind, kind) == 0;
+}
+
+// Resolves the function as the caller sees it and pins it by its full name; later search_paths do not matter.
+const char *pinned_function(const char *given) {
+  const char *signature = strchr(given, '(') ? given : psprintf("%s(jsonb)", given);
+  LOCAL_FCINFO(call, 1);
+  InitFunctionCallInfoData(*call, nullptr, 1, InvalidOid, nullptr, nullptr);
+  call->args[0].value = CStringGetTextDatum(signature);
+  call->args[0].isnull = false;
+  const Datum found = to_regprocedure(call);
+  const char *hint = "Create it as: FUNCTION name(event jsonb) RETURNS void.";
+  if (call->isnull) pg::raise(kInvalidFunction, hint, "function %s does not exist", signature);
+  const Oid function = DatumGetObjectId(found);
+
+  HeapTuple row = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+  if (!HeapTupleIsValid(row)) pg::raise(kInvalidFunction, hint, "function %s does not exist", signature);
+  const auto *form = reinterpret_cast<Form_pg_proc>(GETSTRUCT(row));
+  const bool fits = form->prokind == PROKIND_FUNCTION && form->pronargs == 1 &&
+                    form->proargtypes.values[0] == JSONBOID && form->prorettype == VOIDOID &&
+                    !form->proretset;
+  ReleaseSysCache(row);
+  if (!fits) pg::raise(kInvalidFunction, hint, "function %s does not fit a destination", signature);
+  if (!pg::may_execute(function, GetUserId()))
+    pg::raise_insufficient_privilege("A destination calls its function as the role that created it.",
+                                     "permission denied for function %s", signature);
+  return format_procedure_qualified(function);
+}
+
+constinit pg::Statement set_function{"SELECT jsonb_set($1, '{function}', to_jsonb($2))", {JSONBOID, TEXTOID}};
+
+void check_options(Definition *d, MemoryContext memory) {
+  const Kind *kind = find_kind(d->kind);
+  if (!kind) raise_unknown_kind(d->kind);
+  d->options = checked_options(*kind, d->options);
+  if (is_kind(*d, "postgres") && !superuser() && !string_option(d->options, "password") &&
+      !string_option(d->options, "password_file") && !string_option(d->options, "password_env"))
+    pg::raise_insufficient_privilege(
+        "Otherwise the connection would use the rights of the server itself.",
+        "option \"password\" is required unless a superuser makes the destination");
+  if (is_kind(*d, "function")) {
+    const char *function = pinned_function(string_option(d->options, "function"));
+    d->options = pg::spi([&] {
+      set_function.run({pg::value(d->options), pg::value(function)});
+      return reinterpret_cast<Jsonb *>(pg::Row(0).varlena_at(1, memory));
+    });
+  }
+}
+
+// Kinds that act with the rights of the role that made the destination.
+bool acts_as_creator(const Definition &d) {
+  return is_kind(d, "function") || is_kind(d, "postgres");
+}
+
+void check_may_alter(const Definition &d) {
+  if (!d.run_as) return;
+  const Oid role = get_role_oid(d.run_as, true);
+  if (OidIsValid(role) ? !has_privs_of_role(GetUserId(), role) : !superuser())
+    pg::raise_insufficient_privilege(
+        "It acts with that role's rights: become a member of the role, or drop the "
+        "destination and create your own.",
+        "must be member of role \"%s\" to alter destination \"%s\"", d.run_as, d.name);
+}
+
+// --- rows
+// -----------------------------------------------------------------------------------------------------
+
+constinit pg::Statement insert_destination{
+    "INSERT INTO @.outbox_destinations (name, kind, options, event_types, shards, max_attempts, backoff, "
+    "backoff_max,"
+    " on_exhausted, batch_events, batch_bytes, lease, run_as) "
+    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT (name) DO NOTHING "
+    "RETURNING destination",
+    {TEXTOID, TEXTOID, JSONBOID, TEXTARRAYOID, INT4OID, INT4OID, INTERVALOID, INTERVALOID, TEXTOID, INT4OID,
+     INT4OID, INTERVALOID, TEXTOID}};
+
+constinit pg::Statement select_destination{
+    "SELECT destination, kind, options, event_types, shards, max_attempts, backoff, backoff_max, "
+    "on_exhausted,"
+    " batch_events, batch_bytes, lease, run_as "
+    "FROM @.outbox_destinations WHERE name = $1 FOR UPDATE",
+    {TEXTOID}};
+
+constinit pg::Statement update_destination{
+    "UPDATE @.outbox_destinations SET options = $2, event_types = $3, shards = $4, max_attempts = $5, "
+    "backoff = $6,"
+    " backoff_max = $7, on_exhausted = $8, batch_events = $9, batch_bytes = $10, lease = $11 WHERE "
+    "destination = $1",
+    {INT4OID, JSONBOID, TEXTARRAYOID, INT4OID, INT4OID, INTERVALOID, INTERVALOID, TEXTOID, INT4OID, INT4OID,
+     INTERVALOID}};
+
+constinit pg::Statement delete_destination{"DELETE FROM @.outbox_destinations WHERE name = $1", {TEXTOID}};
+
+constinit pg::Statement set_paused{
+    "UPDATE @.outbox_destinations SET paused = $2 WHERE name = $1 AND paused IS DISTINCT FROM $2 RETURNING 1",
+    {TEXTOID, BOOLOID}};
+
+constinit pg::Statement lock_destination{
+    "SELECT destination FROM @.outbox_destinations WHERE name = $1 FOR NO KEY UPDATE", {TEXTOID}};
+
+constinit pg::Statement insert_shards{
+    "INSERT INTO @.outbox_shards (destination, shard, token) "
+    "SELECT $1, shard, $3 FROM generate_series(0, $2 - 1) AS shard",
+    {INT4OID, INT4OID, INT8OID}};
+
+Interval *interval_at(const pg::Row &row, int column, MemoryContext memory) {
+  auto *copy = static_cast<Interval *>(MemoryContextAlloc(memory, sizeof(Interval)));
+  *copy = *DatumGetIntervalP(row.datum(column));
+  return copy;
+}
+
+void load_locked(const char *name, Definition *d, MemoryContext memory) {
+  const bool found = pg::spi([&] {
+    if (select_destination.run({pg::value(name)}) == 0) return false;
+    const pg::Row row(0);
+    d->destination = row.int32_at(1);
+    d->name = name;
+    d->kind = row.text_at(2, memory);
+    d->options = reinterpret_cast<Jsonb *>(row.varlena_at(3, memory));
+    d->event_types = reinterpret_cast<ArrayType *>(row.varlena_at(4, memory));
+    d->shards = row.int32_at(5);
+    d->max_attempts = row.int32_at(6);
+    d->backoff = interval_at(row, 7, memory);
+    d->backoff_max = interval_at(row, 8, memory);
+    d->on_exhausted = row.text_at(9, memory);
+    d->batch_events = row.int32_at(10);
+    d->batch_bytes = row.int32_at(11);
+    d->lease = interval_at(row, 12, memory);
+    d->run_as = row.text_at(13, memory);
+    return true;
+  });
+  if (!found) raise_unknown_destination(name);
+}
+
+// --- where a destination starts
+// -------------------------------------------------------------------------------
+
+constinit pg::Statement ensure_an_era{
+    "INSERT INTO @.outbox_eras (era, log, first_id, system_identifier, database, timeline) "
+    "SELECT 1, gen_random_uuid(), 1, $1, $2, 1 WHERE NOT EXISTS (SELECT FROM @.outbox_eras)",
+    {INT8OID, OIDOID}};
+
+constinit pg::Statement last_position{
+    "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM @.outbox_log_id_seq", {}};
+
+// Our own transaction is not in our own snapshot's list of running ones; events that it emits are not done.
+constinit pg::Statement snapshot_now{
+    "SELECT least(pg_snapshot_xmin(s), own) || ':' || pg_snapshot_xmax(s) || ':' || coalesce((SELECT "
+    "string_agg("
+    "x::text, ',' ORDER BY x) FROM (SELECT pg_snapshot_xip(s) AS x UNION SELECT own WHERE own < "
+    "pg_snapshot_xmax(s))"
+    " AS running), '') FROM (SELECT pg_current_snapshot() AS s, pg_current_xact_id() AS own) AS now",
+    {}};
+
+constinit pg::Statement insert_window{
+    "INSERT INTO @.outbox_windows (destination, shard, window_no, era, floor, snapshot, next, ceiling, "
+    "taken_at) "
+    "SELECT $1, shard, 0, (SELECT max(era) FROM @.outbox_eras), $2, $3::pg_snapshot, $4::text::xid8, $5,"
+    " clock_timestamp() FROM @.outbox_shards WHERE destination = $1",
+    {INT4OID, INT8OID, TEXTOID, TEXTOID, INT8OID}};
+
+constinit pg::Statement insert_cursor{
+    "INSERT INTO @.outbox_batches (destination, shard, seq, window_no, position, token, delivered, parked,"
+    " total_delivered, total_parked, published_at) "
+    "SELECT $1, shard, 0, 0, $2, token, 0, 0, 0, 0, clock_timestamp() FROM @.outbox_shards WHERE destination "
+    "= $1",
+    {INT4OID, INT8OID}};
+
+int64 read_last_position() {
+  last_position.run({});
+  return pg::Row(0).int64_at(1);
+}
+
+// The position to start at, 0 for now.
+int64 start_position(const char *text) {
+  if (strcmp(text, "now") == 0) return 0;
+  if (strcmp(text, "earliest") == 0) return 1;
+  constexpr const char *hint =
+      "It must be \"now\", \"earliest\" or the position of an event, as outbox_emit returns "
+      "it.";
+  const size_t length = strlen(text);
+  if (length == 0 || length > 18 || strspn(text, "0123456789") != length)
+    pg::raise(kInvalidStart, hint, "invalid start_at");
+  const int64 position = strtoll(text, nullptr, 10);
+  const int64 last = pg::spi([] { return read_last_position(); });
+  if (position < 1 || position > last + 1)
+    pg::raise(kInvalidStart, hint, "start_at is not a position of the log");
+  return position;
+}
+
+void store_start(int32 destination, int64 start) {
+  pg::spi([&] {
+    ensure_an_era.run(
+        {pg::value(static_cast<int64>(GetSystemIdentifier())), pg::value(ObjectIdGetDatum(MyDatabaseId))});
+    if (start > 0) {
+      insert_window.run({pg::value(destination), pg::value(start - 1), pg::value("3:3:"), pg::value("3"),
+                         pg::value(start - 1)});
+      insert_cursor.run({pg::value(destination), pg::value(start - 1)});
+      return;
+    }
+    const int64 floor = read_last_position();
+    snapshot_now.run({});
+    const char *snapshot = pg::Row(0).text_at(1, CurrentMemoryContext);
+    const FullTransactionId next = ReadNextFullTransactionId();
+    const int64 ceiling = read_last_position();
+    insert_window.run({pg::value(destination), pg::value(floor), pg::value(snapshot),
+                       pg::value(psprintf(UINT64_FORMAT, U64FromFullTransactionId(next))),
+                       pg::value(ceiling)});
+    insert_cursor.run({pg::value(destination), pg::value(ceiling)});
+  });
+}
+
+}  // namespace
+
+int32 locked_destination(const char *name) {
+  const int32 destination =
+      pg::spi([&] { return lock_destination.run({pg::value(name)}) == 0 ? -1 : pg::Row(0).int32_at(1); });
+  if (destination < 0) raise_unknown_destination(name);
+  return destination;
+}
+
+void raise_unknown_destination(const char *name) {
+  pg::raise(kUnknownDestination, "The view outbox_status lists the destinations.",
+            "destination \"%s\" does not exist", name);
+}
+
+}  // namespace retrysafe::outbox
+
+using namespace retrysafe;
+using namespace retrysafe::outbox;
+
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_create_destination) {
+  Definition d{};
+  d.name = text_argument(fcinfo, 0, "name");
+  d.kind = text_argument(fcinfo, 1, "kind");
+  if (PG_ARGISNULL(2)) pg::raise(kInvalidParameter, nullptr, "options must not be null");
+  d.options = PG_GETARG_JSONB_P(2);
+  const char *start_at = text_argument(fcinfo, 3, "start_at");
+  d.shards = d.max_attempts = d.batch_events = d.batch_bytes = -1;  // null: refused as out of range
+  overlay(fcinfo, 4, &d);
+  check_name(d.name);
+  check_policies(&d);
+  check_options(&d, CurrentMemoryContext);
+  const int64 start = start_position(start_at);
+  if (acts_as_creator(d)) d.run_as = GetUserNameFromId(GetUserId(), false);
+
+  d.destination = pg::spi([&] {
+    const uint64 inserted = insert_destination.run(
+        {pg::value(d.name), pg::value(d.kind), pg::value(d.options), pg::value(d.event_types),
+         pg::value(d.shards), pg::value(d.max_attempts), pg::value(d.backoff), pg::value(d.backoff_max),
+         pg::value(d.on_exhausted), pg::value(d.batch_events), pg::value(d.batch_bytes), pg::value(d.lease),
+         pg::value(d.run_as)});
+    return inserted == 0 ? -1 : pg::Row(0).int32_at(1);
+  });
+  if (d.destination < 0)
+    pg::raise(kDestinationExists, "Change it with outbox_alter_destination, or choose another name.",
+              "destination \"%s\" already exists", d.name);
+  pg::spi([&] { insert_shards.run({pg::value(d.destination), pg::value(d.shards), pg::value(int64{0})}); });
+  store_start(d.destination, start);
+  PG_RETURN_INT32(d.destination);
+}
+
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
+  const char *name = text_argument(fcinfo, 0, "name");
+  Definition d{};
+  load_locked(name, &d, CurrentMemoryContext);
+  check_may_alter(d);
+  const int32 old_shards = d.shards;
+  overlay(fcinfo, 2, &d);
+  check_policies(&d);
+  if (!PG_ARGISNULL(1)) {
+    Jsonb *patch = PG_GETARG_JSONB_P(1);
+    if (!JB_ROOT_IS_OBJECT(patch)) pg::raise(kInvalidOption, nullptr, "options must be a JSON object");
+    d.options =
+        DatumGetJsonbP(DirectFunctionCall2(jsonb_concat, JsonbPGetDatum(d.options), JsonbPGetDatum(patch)));
+    check_options(&d, CurrentMemoryContext);
+  }
+  if (d.shards != old_shards)
+    pg::raise(kEventsPending,
+              "Pause the emitters, wait until outbox_status shows no backlog, then try again.",
+              "the shards of destination \"%s\" cannot change while events are pending", name);
+  pg::spi([&] {
+    update_destination.run({pg::value(d.destination), pg::value(d.options), pg::value(d.event_types),
+                            pg::value(d.shards), pg::value(d.max_attempts), pg::value(d.backoff),
+                            pg::value(d.backoff_max), pg::value(d.on_exhausted), pg::value(d.batch_events),
+                            pg::value(d.batch_bytes), pg::value(d.lease)});
+  });
+  PG_RETURN_VOID();
+}
+
+// Waits for a claim or a record that is under way; a batch that is being published then finds its claim gone.
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_drop_destination) {
+  const char *name = text_argument(fcinfo, 0, "name");
+  PG_RETURN_BOOL(pg::spi([&] { return delete_destination.run({pg::value(name)}) > 0; }));
+}
+
+static void pause(const char *name, bool paused) {
+  (void)locked_destination(name);
+  pg::spi([&] { set_paused.run({pg::value(name), pg::value(paused)}); });
+}
+
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_pause) {
+  pause(text_argument(fcinfo, 0, "name"), true);
+  PG_RETURN_VOID();
+}
+
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_resume) {
+  pause(text_argument(fcinfo, 0, "name"), false);
+  PG_RETURN_VOID();
+}
