@@ -1,4 +1,5 @@
 // The loadable module. _PG_init runs in the postmaster when preloaded, else in the first backend that calls us.
+#include "outbox/emit.hpp"
 #include "pg/boundary.hpp"
 #include "pg/extension.hpp"
 #include "settings.hpp"
@@ -18,6 +19,7 @@ void _PG_init(void) {
   retrysafe::pg::boundary([] {
     retrysafe::settings::define();
     retrysafe::pg::watch_for_extension_changes();
+    retrysafe::outbox::watch_emitting_transactions();
     return Datum{0};
   });
 }

@@ -17,6 +17,8 @@ namespace retrysafe::pg {
   X(outbox_log_event_key)      \
   X(outbox_log_txid)           \
   X(outbox_log_id_seq)         \
+  X(outbox_eras)               \
+  X(outbox_eras_pkey)          \
   X(outbox_scheduled)          \
   X(outbox_scheduled_event_key)
 

@@ -32,6 +32,7 @@ extern "C" {
 #include "catalog/pg_type.h"
 #include "commands/dbcommands.h"
 #include "commands/extension.h"
+#include "commands/sequence.h"
 #include "common/cryptohash.h"
 #include "common/hashfn.h"
 #include "common/sha2.h"

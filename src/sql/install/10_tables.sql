@@ -61,7 +61,7 @@ CREATE TABLE @extschema@.outbox_scheduled (
   deliver_after   timestamptz NOT NULL
 );
 CREATE UNIQUE INDEX outbox_scheduled_event_key ON @extschema@.outbox_scheduled (event_key, scope);
-CREATE INDEX outbox_scheduled_deliver_after ON @extschema@.outbox_scheduled (deliver_after);
+CREATE INDEX outbox_scheduled_deliver_after ON @extschema@.outbox_scheduled (deliver_after, created_at);
 
 -- Which log this is, and in which cluster and database its snapshots and positions mean something.
 CREATE TABLE @extschema@.outbox_eras (

@@ -1,0 +1,24 @@
+// What the parts of an event may look like. Types and headers travel in HTTP and broker headers, where a
+// control character would let a caller write headers of its own.
+#pragma once
+
+#include <cstddef>
+#include <string_view>
+
+namespace retrysafe {
+
+inline constexpr std::size_t kMaxNameBytes = 255;  // keys, scopes, event types
+inline constexpr std::size_t kMaxHeaders = 64;
+inline constexpr std::size_t kMaxHeaderNameBytes = 64;
+inline constexpr std::size_t kMaxHeaderBytes = 16 * 1024;  // names and values together
+
+// ASCII control characters, DEL included. Bytes of multi-byte characters are none.
+bool has_control_character(std::string_view text);
+
+// 1 to 64 of A-Z a-z 0-9 _ -
+bool is_header_name(std::string_view name);
+
+// Header names are compared without regard to case.
+bool same_header_name(std::string_view a, std::string_view b);
+
+}  // namespace retrysafe

@@ -1,0 +1,40 @@
+#include "core/event_id.hpp"
+
+#include <algorithm>
+
+namespace retrysafe {
+
+namespace {
+
+void set_version(Uuid &uuid, unsigned version) {
+  uuid[6] = static_cast<std::uint8_t>((uuid[6] & 0x0fU) | (version << 4));
+  uuid[8] = static_cast<std::uint8_t>((uuid[8] & 0x3fU) | 0x80U);
+}
+
+}  // namespace
+
+Uuid event_id_from_digest(const Sha256Digest &digest) {
+  Uuid uuid;
+  std::copy_n(digest.begin(), uuid.size(), uuid.begin());
+  set_version(uuid, 8);
+  return uuid;
+}
+
+Uuid random_uuid_from_bits(Uuid bits) {
+  set_version(bits, 4);
+  return bits;
+}
+
+UuidText format_uuid(const Uuid &uuid) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  UuidText text;
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < uuid.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text[at++] = '-';
+    text[at++] = kDigits[uuid[i] >> 4];
+    text[at++] = kDigits[uuid[i] & 0x0f];
+  }
+  return text;
+}
+
+}  // namespace retrysafe

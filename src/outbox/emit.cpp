@@ -1,0 +1,317 @@
+#include "outbox/emit.hpp"
+
+#include <cstring>
+
+#include "core/event_fields.hpp"
+#include "outbox/event_key.hpp"
+#include "pg/boundary.hpp"
+#include "pg/statement.hpp"
+#include "pg/xact_events.hpp"
+#include "runtime/wakeup.hpp"
+#include "settings.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+struct NewEvent {
+  text *scope;
+  text *idempotency_key;  // null: an outbox without a request
+  text *event_key;
+  text *event_type;
+  text *ordering_key;
+  Jsonb *payload;
+  Jsonb *headers;
+  TimestampTz deliver_after;
+  bool delayed;
+};
+
+constinit pg::Statement insert_into_log{
+    "INSERT INTO @.outbox_log (id, txid, scope, idempotency_key, event_key, event_type, ordering_key, "
+    "payload, "
+    "headers, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) "
+    "ON CONFLICT (event_key, scope) DO NOTHING",
+    {INT8OID, XID8OID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID}};
+
+constinit pg::Statement insert_into_scheduled{
+    "INSERT INTO @.outbox_scheduled (scope, idempotency_key, event_key, event_type, ordering_key, payload, "
+    "headers, created_at, deliver_after) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
+    "ON CONFLICT (event_key, scope) DO NOTHING",
+    {TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+
+constinit bool emitted = false;
+
+// --- what an event may look like
+// -------------------------------------------------------------------------------
+
+std::string_view view(const text *t) {
+  return {VARDATA_ANY(t), VARSIZE_ANY_EXHDR(t)};
+}
+
+text *text_argument(FunctionCallInfo fcinfo, int number) {
+  return PG_ARGISNULL(number) ? nullptr : PG_GETARG_TEXT_PP(number);
+}
+
+Jsonb *jsonb_argument(FunctionCallInfo fcinfo, int number) {
+  return PG_ARGISNULL(number) ? nullptr : PG_GETARG_JSONB_P(number);
+}
+
+void check_name(const text *name, const ErrorCode &code, const char *what) {
+  const char *hint = psprintf("The %s is text of 1 to %zu bytes.", what, kMaxNameBytes);
+  if (!name) pg::raise(code, hint, "%s must not be null", what);
+  const size_t size = view(name).size();
+  if (size == 0) pg::raise(code, hint, "%s must not be empty", what);
+  if (size > kMaxNameBytes) pg::raise(code, hint, "%s is too long: %zu bytes", what, size);
+}
+
+void check_scope(const text *scope) {
+  if (!scope)
+    pg::raise(kInvalidScope, "Leave the scope out, or give text of at most 255 bytes.",
+              "scope must not be null");
+  if (view(scope).size() > kMaxNameBytes)
+    pg::raise(kInvalidScope, "The scope is text of at most 255 bytes.", "scope is too long: %zu bytes",
+              view(scope).size());
+}
+
+void check_event_type(const text *type) {
+  check_name(type, kInvalidEventType, "event type");
+  if (has_control_character(view(type)))
+    pg::raise(kInvalidEventType, "The event type travels in message headers; use printable characters.",
+              "event type must not contain control characters");
+}
+
+void check_payload(Jsonb *payload) {
+  if (!payload) return;
+  StringInfoData json;
+  initStringInfo(&json);
+  JsonbToCString(&json, &payload->root, VARSIZE(payload));
+  if (json.len > settings::max_payload_bytes)
+    pg::raise(
+        kPayloadTooLarge,
+        "Emit a reference to the data instead, or have an administrator raise retrysafe.max_payload_bytes.",
+        "payload is too large: %d bytes of JSON text, %d are allowed", json.len, settings::max_payload_bytes);
+  pfree(json.data);
+}
+
+std::string_view view(const JsonbValue &string) {
+  return {string.val.string.val, static_cast<size_t>(string.val.string.len)};
+}
+
+// Headers become headers of HTTP requests and broker messages: a bad name or a line break in a value would
+// let a caller write headers, or whole messages, of its own. Tells whether one of them is a traceparent.
+bool check_headers(Jsonb *headers) {
+  const char *hint =
+      "Headers are a JSON object of string values; names consist of letters, digits, \"-\" and \"_\".";
+  if (!JB_ROOT_IS_OBJECT(headers)) pg::raise(kInvalidHeaders, hint, "headers must be a JSON object");
+
+  std::string_view names[kMaxHeaders];
+  size_t count = 0;
+  size_t bytes = 0;
+  bool has_traceparent = false;
+  JsonbIterator *iterator = JsonbIteratorInit(&headers->root);
+  JsonbValue item;
+  // Nested containers are skipped, so that they come as one value and are refused.
+  for (JsonbIteratorToken token; (token = JsonbIteratorNext(&iterator, &item, true)) != WJB_DONE;) {
+    if (token == WJB_KEY) {
+      if (count == kMaxHeaders)
+        pg::raise(kInvalidHeaders, hint, "too many headers: at most %zu are allowed", kMaxHeaders);
+      const std::string_view name = view(item);
+      if (!is_header_name(name))
+        pg::raise(kInvalidHeaders, hint,
+                  "invalid header name: it must be 1 to %zu letters, digits, \"-\" or \"_\"",
+                  kMaxHeaderNameBytes);
+      for (size_t i = 0; i < count; ++i)
+        if (same_header_name(names[i], name))
+          pg::raise(kInvalidHeaders, "Header names are compared without regard to case.",
+                    "header \"%.*s\" is given more than once", static_cast<int>(name.size()), name.data());
+      has_traceparent = has_traceparent || same_header_name(name, "traceparent");
+      names[count++] = name;
+      bytes += name.size();
+    } else if (token == WJB_VALUE) {
+      const std::string_view name = names[count - 1];
+      if (item.type != jbvString)
+        pg::raise(kInvalidHeaders, hint, "the value of header \"%.*s\" must be a string",
+                  static_cast<int>(name.size()), name.data());
+      if (has_control_character(view(item)))
+        pg::raise(kInvalidHeaders, "Encode such values, for example as base64.",
+                  "the value of header \"%.*s\" must not contain control characters",
+                  static_cast<int>(name.size()), name.data());
+      bytes += view(item).size();
+    }
+  }
+  if (bytes > kMaxHeaderBytes)
+    pg::raise(kInvalidHeaders, "Move the data into the payload.",
+              "headers are too large: %zu bytes, %zu are allowed", bytes, kMaxHeaderBytes);
+  return has_traceparent;
+}
+
+// The caller's headers, with the session's trace context unless the caller gave one.
+Jsonb *complete_headers(Jsonb *given) {
+  const bool has_traceparent = given && check_headers(given);
+  const char *traceparent = settings::traceparent;
+  if (has_traceparent || !traceparent || !*traceparent) return given;
+  // The setting has been checked: hexadecimal digits and dashes, nothing to escape.
+  const Datum added =
+      DirectFunctionCall1(jsonb_in, CStringGetDatum(psprintf("{\"traceparent\": \"%s\"}", traceparent)));
+  if (!given) return DatumGetJsonbP(added);
+  return DatumGetJsonbP(DirectFunctionCall2(jsonb_concat, PointerGetDatum(given), added));
+}
+
+// --- the same event again
+// --------------------------------------------------------------------------------------
+
+bool same_text(const text *a, const text *b) {
+  return a && b ? view(a) == view(b) : a == b;
+}
+
+// By the canonical text, so that 1.5 and 1.50 differ: consumers see every digit.
+bool same_json(Jsonb *a, Jsonb *b) {
+  if (!a || !b) return a == b;
+  return std::strcmp(JsonbToCString(nullptr, &a->root, VARSIZE(a)),
+                     JsonbToCString(nullptr, &b->root, VARSIZE(b))) == 0;
+}
+
+void require_same_content(const NewEvent &event, const FoundEvent &found) {
+  const char *difference = nullptr;
+  if (!same_text(event.event_type, found.event_type))
+    difference = "event type";
+  else if (!same_text(event.ordering_key, found.ordering_key))
+    difference = "ordering key";
+  else if (!same_text(event.idempotency_key, found.idempotency_key))
+    difference = "idempotency key";
+  else if (!same_json(event.payload, found.payload))
+    difference = "payload";
+  if (!difference) return;
+  pg::raise_detailed(kEventDiffers, psprintf("The %s is different.", difference),
+                     "An event key names one event for ever; use a new event key for a new event.",
+                     "event key \"%s\" was used for an event with other content",
+                     text_to_cstring(event.event_key));
+}
+
+// --- writing
+// ---------------------------------------------------------------------------------------------------
+
+// False when another transaction has written the event key meanwhile.
+bool insert_immediate(const NewEvent &event, int64 *id) {
+  // The reader of the log relies on this order: a transaction that has no id when a snapshot is taken draws
+  // only positions above all that were drawn before.
+  const FullTransactionId transaction = GetTopFullTransactionId();
+  *id = nextval_internal(pg::extension().outbox_log_id_seq, false);
+  return pg::spi([&] {
+           return insert_into_log.run(
+               {pg::value(*id), pg::value(FullTransactionIdGetDatum(transaction)), pg::value(event.scope),
+                pg::value(event.idempotency_key), pg::value(event.event_key), pg::value(event.event_type),
+                pg::value(event.ordering_key), pg::value(event.payload), pg::value(event.headers),
+                pg::value(TimestampTzGetDatum(GetCurrentTimestamp()))});
+         }) == 1;
+}
+
+bool insert_delayed(const NewEvent &event) {
+  return pg::spi([&] {
+           return insert_into_scheduled.run(
+               {pg::value(event.scope), pg::value(event.idempotency_key), pg::value(event.event_key),
+                pg::value(event.event_type), pg::value(event.ordering_key), pg::value(event.payload),
+                pg::value(event.headers), pg::value(TimestampTzGetDatum(GetCurrentTimestamp())),
+                pg::value(TimestampTzGetDatum(event.deliver_after))});
+         }) == 1;
+}
+
+// No unique index spans the two tables. Each side of a race writes its row first and looks at the other table
+// then, so at least one of two that overlap sees the other's row. It cannot take its own row back: it fails.
+void require_free(Place elsewhere, const NewEvent &event) {
+  if (is_taken(elsewhere, PointerGetDatum(event.event_key), PointerGetDatum(event.scope)))
+    pg::raise_serialization_failure(
+        "could not emit the event: another transaction emitted the same event key at the same time with "
+        "another "
+        "delivery time",
+        "Retry the transaction.");
+}
+
+// The position, or false for a delayed event.
+bool emit(const NewEvent &event, int64 *id) {
+  for (;;) {
+    const FoundEvent found = find_event(PointerGetDatum(event.event_key), PointerGetDatum(event.scope));
+    if (found.place != Place::kNowhere) {
+      require_same_content(event, found);
+      *id = found.id;
+      return found.place == Place::kLog;
+    }
+    emitted = true;
+    if (event.delayed) {
+      if (!insert_delayed(event)) continue;
+      require_free(Place::kLog, event);
+      return false;
+    }
+    if (!insert_immediate(event, id)) continue;
+    require_free(Place::kScheduled, event);
+    return true;
+  }
+}
+
+void after_commit() noexcept {
+  if (emitted) runtime::announce_commit();
+  emitted = false;
+}
+
+void forget() noexcept {
+  emitted = false;
+}
+
+constexpr pg::XactSubscriber subscriber{
+    .before_commit = nullptr,
+    .before_prepare = nullptr,
+    .after_commit = after_commit,
+    .after_prepare = forget,  // COMMIT PREPARED runs in any session: polling finds its events
+    .after_abort = forget,
+    .sub_commit = nullptr,
+    .sub_abort = nullptr,
+};
+
+}  // namespace
+
+bool transaction_has_emitted() {
+  return emitted;
+}
+
+void watch_emitting_transactions() {
+  pg::subscribe_to_transactions(&subscriber);
+}
+
+}  // namespace retrysafe::outbox
+
+using namespace retrysafe;
+using namespace retrysafe::outbox;
+
+// outbox_emit(key, event_key, event_type, payload, ordering_key, headers, deliver_after, scope) → bigint
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_emit) {
+  PreventCommandIfReadOnly("outbox_emit()");
+  PreventCommandIfParallelMode("outbox_emit()");
+
+  NewEvent event{};
+  event.idempotency_key = text_argument(fcinfo, 0);
+  event.event_key = text_argument(fcinfo, 1);
+  event.event_type = text_argument(fcinfo, 2);
+  event.payload = jsonb_argument(fcinfo, 3);
+  event.ordering_key = text_argument(fcinfo, 4);
+  event.headers = jsonb_argument(fcinfo, 5);
+  event.scope = text_argument(fcinfo, 7);
+
+  check_scope(event.scope);
+  if (event.idempotency_key) check_name(event.idempotency_key, kInvalidKey, "key");
+  check_name(event.event_key, kInvalidEventKey, "event key");
+  check_event_type(event.event_type);
+  if (event.ordering_key) check_name(event.ordering_key, kInvalidOrderingKey, "ordering key");
+  check_payload(event.payload);
+  event.headers = complete_headers(event.headers);
+  if (!PG_ARGISNULL(6)) {
+    event.deliver_after = PG_GETARG_TIMESTAMPTZ(6);
+    if (TIMESTAMP_NOT_FINITE(event.deliver_after))
+      pg::raise(kInvalidDeliverAfter, "Give a point in time, or null to deliver at once.",
+                "deliver_after must be finite");
+    event.delayed = event.deliver_after > GetCurrentTimestamp();
+  }
+
+  int64 id;
+  if (!emit(event, &id)) PG_RETURN_NULL();
+  PG_RETURN_INT64(id);
+}

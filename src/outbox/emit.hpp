@@ -1,0 +1,12 @@
+// Writing events: outbox_emit.
+#pragma once
+
+namespace retrysafe::outbox {
+
+// True when this transaction has written an event, also when a savepoint has taken it back since.
+bool transaction_has_emitted();
+
+// Called once from _PG_init.
+void watch_emitting_transactions();
+
+}  // namespace retrysafe::outbox

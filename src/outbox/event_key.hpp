@@ -1,0 +1,34 @@
+// Looking an event key up where it counts: among the rows that are there now, other transactions' uncommitted
+// ones included. No MVCC snapshot can do that, and under SERIALIZABLE it would take predicate locks that make
+// transactions with different event keys abort each other.
+#pragma once
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+enum class Place { kNowhere, kScheduled, kLog };
+
+struct FoundEvent {
+  Place place;
+  ItemPointerData tid;
+  int64 id;  // position, when in the log
+  // What the caller compares, palloc'd; null where the column is null.
+  text *idempotency_key;
+  text *event_type;
+  text *ordering_key;
+  Jsonb *payload;
+};
+
+// The event of this key: first among the scheduled ones, then in the log, since that is the way events move.
+// Waits for a transaction that is just inserting or removing it. Raises 40001 when the event is there but the
+// snapshot of this transaction (REPEATABLE READ and up) cannot see it.
+FoundEvent find_event(Datum event_key, Datum scope);
+
+// The same for scheduled events only.
+FoundEvent find_scheduled_event(Datum event_key, Datum scope);
+
+// True when a row of this key is in that place, be it committed or on its way in or out. Waits for nobody.
+bool is_taken(Place place, Datum event_key, Datum scope);
+
+}  // namespace retrysafe::outbox

@@ -1,0 +1,12 @@
+// Delayed events: kept apart from the log until they are due. A claim moves due ones into the log
+// (move_due_events in engine.hpp), where they get their position and their place in key order.
+#pragma once
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+// When the next delayed event comes due, as this statement sees it; infinity when none waits.
+TimestampTz next_scheduled_due();
+
+}  // namespace retrysafe::outbox

@@ -1,0 +1,7 @@
+#include "runtime/wakeup.hpp"
+
+namespace retrysafe::runtime {
+
+void announce_commit() noexcept {}
+
+}  // namespace retrysafe::runtime

@@ -1,0 +1,10 @@
+// Telling the workers of this database that something was committed for them.
+#pragma once
+
+namespace retrysafe::runtime {
+
+// Called by an emitting backend after its commit record is written: must not raise, allocate or throw. A hint
+// only: workers find everything by polling as well.
+void announce_commit() noexcept;
+
+}  // namespace retrysafe::runtime
