@@ -6,6 +6,8 @@
 // open while a batch is being published.
 #pragma once
 
+#include "core/snapshot.hpp"
+
 #include "pg/server.hpp"
 
 namespace retrysafe::outbox {
@@ -13,10 +15,10 @@ namespace retrysafe::outbox {
 // A row of the log, or of the parked events, copied out. Strings end with NUL; null where the column is null.
 struct Event {
   int64 id;                 // position in the log
-  FullTransactionId txid;
-  int64 parked;             // outbox_parked.parked, 0 for an event that comes from the log
+  uint64 txid;
+  bool parked;              // comes from outbox_parked, not from the log
+  bool held;                // not to be sent: an earlier event of its ordering key is parked; recording parks it too
   int32 attempts;           // failed ones so far
-  bool held;                // not to be sent: an earlier event of its ordering key is parked
   pg_uuid_t event_id;
   const char *scope;
   const char *idempotency_key;
@@ -34,6 +36,8 @@ struct Destination {
   const char *kind;
   const char *options;      // JSON text, secrets unresolved
   const char *run_as;
+  int32 type_count;         // -1: all event types
+  const char *const *types; // patterns, see core/routing.hpp
   int32 shards;
   int32 max_attempts;
   int64 backoff_us;
@@ -42,6 +46,7 @@ struct Destination {
   int32 batch_events;
   int32 batch_bytes;
   int64 lease_us;
+  bool paused;
   TransactionId version;    // xmin of the row: changes when the destination was altered
 };
 
@@ -58,23 +63,15 @@ struct Holder {
   int32 pid;                // 0 for pull clients: only time ends their lease
 };
 
-struct Snapshot {
-  int64 floor;
-  FullTransactionId xmin, xmax, next;
-  int64 ceiling;
-  int32 era;
-  int32 xip_count;
-  const FullTransactionId *xip;  // ascending
-};
-
 struct Batch {
   Claim claim;
   int64 seq;                // of the cursor that it continues; recording writes seq + 1
   int64 window_no;
   bool opens_window;        // the window is not stored yet: recording stores `window`
-  Snapshot window;
+  StoredSnapshot window;
   int64 from, to;           // positions within the window: recording moves the cursor to `to`
-  int32 event_count;
+  int32 event_count;        // 0: nothing to send, but progress to record
+  int32 already_parked;     // events of the range that an earlier holder parked; they are not in `events`
   Event *events;            // in the order to send: due parked events first, then those from the log
 };
 
@@ -90,28 +87,37 @@ struct Outcome {
 
 // Takes one free shard: of `destination`, or of any destination that is neither paused nor in back-off nor of a
 // kind that workers leave to pull clients (0). Dead workers' leases are taken over at once, expired ones in time.
+//
+// The claim that was not worked for the longest time comes first. A worker's shards are its own until it releases
+// them or dies.
+Holder this_worker();
 bool claim(int32 destination, const Holder &holder, int64 lease_us, Claim *claim);
 // Extends the lease when less than half of it is left, and writes nothing otherwise. False: the shard is lost.
 bool renew(Claim *claim, int64 lease_us);
 void release(const Claim &claim);
 
+// Null when there is none. The other form looks the name up.
 Destination *load_destination(int32 destination);
+Destination *load_destination(const char *name);
 
 // --- read ----------------------------------------------------------------------------------------------------
 
 // Moves due events from outbox_scheduled into the log. Returns how many.
 int64 move_due_events();
-// The next batch of a claimed shard; null when there is nothing to send. Flushes WAL past everything that the
-// batch's window sees, so that nothing is published before its commit is durable. Windows without an event for
-// this shard are passed over in memory (`idle`) and stored only now and then.
+// The next batch of a claimed shard; null when there is nothing to do. Writes nothing. Flushes WAL past everything
+// that the batch's window sees, so that nothing is published before its commit is durable. Looks at a bounded number
+// of rows: a batch without events has only to be recorded, and the next one read. Windows without an event for this
+// shard are passed over in memory; now and then they come as a batch without events, so that they get stored.
 Batch *read_batch(const Destination &destination, const Claim &claim, int32 max_events, int64 max_bytes);
-// When the next scheduled or parked event of any claimed shard comes due; infinity when none waits.
-TimestampTz next_due();
+// When the next scheduled event, or parked event of these shards, comes due; infinity when none waits.
+TimestampTz next_due(const Claim *claims, int32 count);
 
 // --- record --------------------------------------------------------------------------------------------------
 
 // Writes the outcomes of a batch, one per event, and moves the cursor. Raises kStaleBatch when the claim is no
-// longer valid. The first kNotTried event of the log ends the prefix that is recorded; the rest is read again.
+// longer valid. An event that failed is parked, and so are the later ones of its ordering key unless they were
+// delivered; the first kNotTried event of the log beyond that ends the prefix that is recorded, and the rest is read
+// again. Outcomes of held events are not looked at.
 void record(const Destination &destination, Batch *batch, const Outcome *outcomes);
 // The destination as a whole could not be reached: backs the shard off, exponentially with jitter, and writes
 // nothing per event. Returns when to try again.

@@ -132,6 +132,7 @@ CREATE TABLE @extschema@.outbox_windows (
   next        xid8 NOT NULL,             -- next transaction id, read after the snapshot
   ceiling     bigint NOT NULL,           -- last position drawn after the snapshot
   taken_at    timestamptz NOT NULL,
+  resumed_at  bigint,                    -- first window of an era: how far the window before it had been read
   CONSTRAINT outbox_windows_pkey PRIMARY KEY (destination, shard, window_no),
   FOREIGN KEY (destination, shard) REFERENCES @extschema@.outbox_shards ON DELETE CASCADE
 );
@@ -154,18 +155,19 @@ CREATE TABLE @extschema@.outbox_batches (
 );
 
 -- The exceptions: events that failed at a destination, and those that wait behind them for the sake of order.
--- Each carries its own copy of the event and holds back no part of the log.
+-- Each carries its own copy of the event and holds back no part of the log. Of an ordering key only the event with the
+-- smallest id is `retry`; the others are `blocked` until it is settled (see src/outbox/README.md). Rows change under
+-- the lock of their shard row only.
 CREATE TABLE @extschema@.outbox_parked (
   destination     integer NOT NULL,
   shard           integer NOT NULL,
-  parked          bigint GENERATED ALWAYS AS IDENTITY, -- order of parking is order of delivery within a key
+  id              bigint NOT NULL,       -- position in the log; order of delivery within an ordering key
   state           text NOT NULL,         -- retry | blocked | dead | delivered | discarded
   attempts        integer NOT NULL,
   retry_at        timestamptz,
   reason          text,
   parked_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
   settled_at      timestamptz,           -- when it became dead, delivered or discarded
-  id              bigint NOT NULL,
   txid            xid8 NOT NULL,
   scope           text COLLATE "C" NOT NULL,
   idempotency_key text COLLATE "C",
@@ -175,13 +177,13 @@ CREATE TABLE @extschema@.outbox_parked (
   payload         jsonb,
   headers         jsonb,
   created_at      timestamptz NOT NULL,
-  CONSTRAINT outbox_parked_pkey PRIMARY KEY (destination, shard, parked),
-  CONSTRAINT outbox_parked_id UNIQUE (destination, shard, id),
+  CONSTRAINT outbox_parked_pkey PRIMARY KEY (destination, shard, id),
   FOREIGN KEY (destination, shard) REFERENCES @extschema@.outbox_shards ON DELETE CASCADE
 );
 CREATE INDEX outbox_parked_due ON @extschema@.outbox_parked (destination, shard, retry_at) WHERE state = 'retry';
-CREATE INDEX outbox_parked_key ON @extschema@.outbox_parked (destination, shard, ordering_key, parked)
-  WHERE state IN ('retry', 'blocked', 'dead');
+CREATE INDEX outbox_parked_waiting ON @extschema@.outbox_parked (destination, shard, ordering_key, id)
+  WHERE state IN ('retry', 'blocked');
+CREATE INDEX outbox_parked_dead ON @extschema@.outbox_parked (destination, shard, ordering_key, id) WHERE state = 'dead';
 
 DO $$
 DECLARE

@@ -1,0 +1,40 @@
+// The name of a fetched batch, as clients of the pull API carry it. It holds all that is needed to find the same
+// events again, so any session may acknowledge: behind a transaction pooler it is often another one.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace retrysafe {
+
+// A parked event of the batch. Its failed attempts tell whether it failed again since.
+struct ParkedItem {
+  std::int64_t id;
+  std::int32_t attempts;
+};
+
+struct BatchHandle {
+  static constexpr int kMaxParked = 64;
+  static constexpr int kMaxLength = 64 + 8 * 21 + kMaxParked * 32;
+
+  std::int32_t destination;
+  std::int32_t shard;
+  std::int64_t token;     // fencing token of the lease
+  std::int64_t window_no;
+  std::int64_t from, to;  // positions in the window
+  std::uint32_t check;    // over the ids that the range held when it was fetched
+  std::int32_t parked_count;
+  ParkedItem parked[kMaxParked];
+};
+
+// "destination.shard.token.window.from.to.check" and, after another dot, "id~attempts" joined by "-".
+// Writes at most kMaxLength bytes, closing NUL included, and returns the length.
+int format_handle(const BatchHandle &handle, char *out);
+
+// False for anything that format_handle would not have written.
+bool parse_handle(std::string_view text, BatchHandle *handle);
+
+// The sum over the ids of a batch, one at a time; starts from 0.
+std::uint32_t add_to_check(std::uint32_t check, std::int64_t id);
+
+}  // namespace retrysafe

@@ -1,0 +1,192 @@
+#include "outbox/snapshot.hpp"
+
+#include <algorithm>
+
+#include "core/wal_position.hpp"
+#include "outbox/cursor.hpp"
+#include "pg/fault_point.hpp"
+#include "pg/index_scan.hpp"
+#include "pg/statement.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+// The server keeps this struct to itself, but it is the stored form of a type and so cannot change.
+struct ServerSnapshot {
+  int32 header;
+  uint32 count;
+  uint64 xmin;
+  uint64 xmax;
+  uint64 xip[FLEXIBLE_ARRAY_MEMBER];
+};
+
+ServerSnapshot *to_server(const StoredSnapshot &snapshot) {
+  const size_t size = offsetof(ServerSnapshot, xip) + sizeof(uint64) * snapshot.xip_count;
+  auto *out = static_cast<ServerSnapshot *>(palloc0(size));
+  SET_VARSIZE(out, size);
+  out->count = static_cast<uint32>(snapshot.xip_count);
+  out->xmin = snapshot.xmin;
+  out->xmax = snapshot.xmax;
+  std::copy_n(snapshot.xip, snapshot.xip_count, out->xip);
+  return out;
+}
+
+// The last id that was drawn; 0 before the first.
+int64 last_position() {
+  LOCAL_FCINFO(call, 1);
+  InitFunctionCallInfoData(*call, nullptr, 1, InvalidOid, nullptr, nullptr);
+  call->args[0].value = ObjectIdGetDatum(pg::extension().outbox_log_id_seq);
+  call->args[0].isnull = false;
+  const Datum result = pg_sequence_last_value(call);
+  if (RETRYSAFE_FAULT("reader.fresh_sequence") && call->isnull) return 1;
+  return call->isnull ? 0 : DatumGetInt64(result);
+}
+
+// Every id in a snapshot is older than `next`, by less than the 2^32 that the short form holds.
+uint64 widen(TransactionId xid, FullTransactionId next) {
+  if (!TransactionIdIsNormal(xid)) return xid;
+  uint32 epoch = EpochFromFullTransactionId(next);
+  if (xid > XidFromFullTransactionId(next)) --epoch;
+  return (static_cast<uint64>(epoch) << 32) | xid;
+}
+
+}  // namespace
+
+StoredSnapshot take_snapshot(int32 era, int64 first_id) {
+  StoredSnapshot s{};
+  s.era = era;
+  s.first_id = first_id;
+  // The order matters: the floor comes before `next`, so that a transaction numbered `next` or above draws its ids
+  // above the floor; the ceiling comes after the snapshot, so that nothing the snapshot sees is above it.
+  s.floor = pg::as_owner([] { return last_position(); });
+  Snapshot server = RegisterSnapshot(GetLatestSnapshot());
+  const FullTransactionId next = ReadNextFullTransactionId();
+  s.ceiling = pg::as_owner([] { return last_position(); });
+
+  s.next = U64FromFullTransactionId(next);
+  s.xmin = widen(server->xmin, next);
+  s.xmax = widen(server->xmax, next);
+  // Subtransactions are of no interest: the log holds the number of the whole transaction, and the server lists those
+  // in full, however many subtransactions there are.
+  auto *xip = static_cast<uint64 *>(palloc(sizeof(uint64) * (server->xcnt + 1)));
+  uint64 *end = xip;
+  for (uint32 i = 0; i < server->xcnt; ++i) *end++ = widen(server->xip[i], next);
+  // The server leaves our own number out, and what we emit in this transaction would count as done.
+  const FullTransactionId own = GetTopFullTransactionIdIfAny();
+  if (FullTransactionIdIsValid(own) && U64FromFullTransactionId(own) < s.xmax && !RETRYSAFE_FAULT("reader.no_own_xid")) {
+    *end++ = U64FromFullTransactionId(own);
+    s.xmin = std::min(s.xmin, U64FromFullTransactionId(own));
+  }
+  // While it is being prepared, a transaction is listed twice.
+  std::sort(xip, end);
+  end = std::unique(xip, end);
+  s.xip = xip;
+  s.xip_count = static_cast<int32>(end - xip);
+  UnregisterSnapshot(server);
+  return s;
+}
+
+StoredSnapshot *copy_snapshot(const StoredSnapshot &snapshot, MemoryContext memory) {
+  auto *copy = static_cast<StoredSnapshot *>(
+      MemoryContextAlloc(memory, sizeof(StoredSnapshot) + sizeof(uint64) * snapshot.xip_count));
+  *copy = snapshot;
+  auto *xip = reinterpret_cast<uint64 *>(copy + 1);
+  std::copy_n(snapshot.xip, snapshot.xip_count, xip);
+  copy->xip = xip;
+  return copy;
+}
+
+bool same_snapshot(const StoredSnapshot &a, const StoredSnapshot &b) {
+  return a.era == b.era && a.floor == b.floor && a.xmin == b.xmin && a.xmax == b.xmax && a.next == b.next &&
+         a.ceiling == b.ceiling && std::equal(a.xip, a.xip + a.xip_count, b.xip, b.xip + b.xip_count);
+}
+
+void flush_wal() {
+  const WalLayout layout{XLOG_BLCKSZ, static_cast<uint64>(wal_segment_size), SizeOfXLogShortPHD, SizeOfXLogLongPHD};
+  XLogFlush(end_of_wal(GetXLogInsertRecPtr(), layout));
+}
+
+StoredWindow *load_window(int32 destination, int32 shard, int64 window_no) {
+  const pg::Extension &e = pg::extension();
+  ScanKeyData keys[3];
+  pg::int4_equals(&keys[0], 1, destination);
+  pg::int4_equals(&keys[1], 2, shard);
+  pg::int8_compares(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, window_no);
+  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  pg::IndexScan scan = pg::begin_scan(e.outbox_windows, e.outbox_windows_pkey, snapshot, keys, 3);
+  StoredWindow *window = nullptr;
+  if (scan.next()) {
+    window = static_cast<StoredWindow *>(palloc0(sizeof(StoredWindow)));
+    bool null;
+    StoredSnapshot &s = window->snapshot;
+    s.era = DatumGetInt32(scan.datum(4, &null));
+    s.floor = DatumGetInt64(scan.datum(5, &null));
+    const auto *server = reinterpret_cast<const ServerSnapshot *>(PG_DETOAST_DATUM_COPY(scan.datum(6, &null)));
+    s.xmin = server->xmin;
+    s.xmax = server->xmax;
+    s.xip = server->xip;
+    s.xip_count = static_cast<int32>(server->count);
+    s.next = DatumGetUInt64(scan.datum(7, &null));
+    s.ceiling = DatumGetInt64(scan.datum(8, &null));
+    window->taken_at = DatumGetTimestampTz(scan.datum(9, &null));
+    const Datum resumed_at = scan.datum(10, &null);
+    window->resumed_at = null ? -1 : DatumGetInt64(resumed_at);
+  }
+  scan.end();
+  UnregisterSnapshot(snapshot);
+  if (window) window->snapshot.first_id = first_id_of_era(window->snapshot.era);
+  return window;
+}
+
+namespace {
+
+constinit pg::Statement insert_window{
+    "INSERT INTO @.outbox_windows (destination, shard, window_no, era, floor, snapshot, next, ceiling, taken_at,"
+    " resumed_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp(), $9)",
+    {INT4OID, INT4OID, INT8OID, INT4OID, INT8OID, PG_SNAPSHOTOID, XID8OID, INT8OID, INT8OID}};
+
+constinit pg::Statement insert_start{
+    "INSERT INTO @.outbox_batches (destination, shard, seq, window_no, position, token, delivered, parked,"
+    " total_delivered, total_parked, published_at)"
+    " SELECT destination, shard, 0, 0, $3, token, 0, 0, 0, 0, clock_timestamp()"
+    " FROM @.outbox_shards WHERE destination = $1 AND shard = $2",
+    {INT4OID, INT4OID, INT8OID}};
+
+constinit pg::Statement count_shards{"SELECT shards FROM @.outbox_destinations WHERE destination = $1", {INT4OID}};
+
+}  // namespace
+
+void store_window(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &s, int64 resumed_at) {
+  insert_window.run({pg::value(destination), pg::value(shard), pg::value(window_no), pg::value(s.era),
+                     pg::value(s.floor), pg::value(static_cast<const void *>(to_server(s))),
+                     pg::value(UInt64GetDatum(s.next)), pg::value(s.ceiling),
+                     resumed_at < 0 ? pg::null_value() : pg::value(resumed_at)});
+}
+
+void store_start(int32 destination, const StoredSnapshot &start) {
+  pg::spi([&] {
+    count_shards.run({pg::value(destination)});
+    const int32 shards = pg::Row(0).int32_at(1);
+    for (int32 shard = 0; shard < shards; ++shard) {
+      store_window(destination, shard, 0, start, -1);
+      insert_start.run({pg::value(destination), pg::value(shard), pg::value(start.ceiling)});
+    }
+  });
+}
+
+void begin_era_for_shard(int32 destination, int32 shard, const StoredSnapshot &snapshot) {
+  const Cursor cursor = load_cursor(destination, shard);
+  // A window that was opened and of which nothing was recorded is as good as none: it is replaced.
+  pg::spi([&] {
+    static constinit pg::Statement remove_open_window{
+        "DELETE FROM @.outbox_windows WHERE destination = $1 AND shard = $2 AND window_no > $3",
+        {INT4OID, INT4OID, INT8OID}};
+    remove_open_window.run({pg::value(destination), pg::value(shard), pg::value(cursor.window_no)});
+    store_window(destination, shard, cursor.window_no + 1, snapshot, cursor.position);
+  });
+}
+
+}  // namespace retrysafe::outbox

@@ -1,0 +1,43 @@
+// Taking snapshots of the log, and the rows of outbox_windows that keep them. Jumpable; needs a transaction.
+#pragma once
+
+#include "core/snapshot.hpp"
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+// What the log holds now. Events that this very transaction emits, before or after, are not in it.
+// `era` and `first_id` are those of the era that the snapshot belongs to.
+StoredSnapshot take_snapshot(int32 era, int64 first_id);
+
+// A copy in one piece of memory, list included; pfree gives it back.
+StoredSnapshot *copy_snapshot(const StoredSnapshot &snapshot, MemoryContext memory);
+
+// Whether two are the same one.
+bool same_snapshot(const StoredSnapshot &a, const StoredSnapshot &b);
+
+// Makes everything durable that a snapshot taken until now sees (also commits under synchronous_commit = off).
+void flush_wal();
+
+struct StoredWindow {
+  StoredSnapshot snapshot;
+  TimestampTz taken_at;
+  int64 resumed_at;  // -1, or in the first window of an era how far the window before it had been read
+};
+
+// Null when there is no such row.
+StoredWindow *load_window(int32 destination, int32 shard, int64 window_no);
+
+// Runs inside pg::spi. `resumed_at` -1: not the first window of an era.
+void store_window(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &snapshot, int64 resumed_at);
+
+// Window 0 and the cursor of every shard of a new destination, which then gets what `start` does not see. For a start
+// at "now" that is take_snapshot(), for a start at a position start_at(), see core/snapshot.hpp.
+void store_start(int32 destination, const StoredSnapshot &start);
+
+// The first window of a new era, for one shard: `snapshot` was taken when the log was locked against writers and
+// `first_id` of its era was drawn. What the shard had done before is told by the old era's arithmetic alone.
+// The caller holds the lock of the shard row.
+void begin_era_for_shard(int32 destination, int32 shard, const StoredSnapshot &snapshot);
+
+}  // namespace retrysafe::outbox
