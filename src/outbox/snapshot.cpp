@@ -155,6 +155,15 @@ constinit pg::Statement insert_start{
     " FROM @.outbox_shards WHERE destination = $1 AND shard = $2",
     {INT4OID, INT4OID, INT8OID}};
 
+constinit pg::Statement end_leases{
+    "UPDATE @.outbox_shards SET token = token + 1, holder = NULL, holder_pid = NULL"
+    " WHERE destination = $1 AND shard = $2",
+    {INT4OID, INT4OID}};
+
+constinit pg::Statement remove_open_window{
+    "DELETE FROM @.outbox_windows WHERE destination = $1 AND shard = $2 AND window_no > $3",
+    {INT4OID, INT4OID, INT8OID}};
+
 constinit pg::Statement count_shards{"SELECT shards FROM @.outbox_destinations WHERE destination = $1", {INT4OID}};
 
 }  // namespace
@@ -179,11 +188,10 @@ void store_start(int32 destination, const StoredSnapshot &start) {
 
 void begin_era_for_shard(int32 destination, int32 shard, const StoredSnapshot &snapshot) {
   const Cursor cursor = load_cursor(destination, shard);
-  // A window that was opened and of which nothing was recorded is as good as none: it is replaced.
   pg::spi([&] {
-    static constinit pg::Statement remove_open_window{
-        "DELETE FROM @.outbox_windows WHERE destination = $1 AND shard = $2 AND window_no > $3",
-        {INT4OID, INT4OID, INT8OID}};
+    // Whoever holds a batch of the old era is too late with it.
+    end_leases.run({pg::value(destination), pg::value(shard)});
+    // A window that was opened and of which nothing was recorded is as good as none: it is replaced.
     remove_open_window.run({pg::value(destination), pg::value(shard), pg::value(cursor.window_no)});
     store_window(destination, shard, cursor.window_no + 1, snapshot, cursor.position);
   });

@@ -20,7 +20,18 @@ namespace retrysafe::pg {
   X(outbox_eras)               \
   X(outbox_eras_pkey)          \
   X(outbox_scheduled)          \
-  X(outbox_scheduled_event_key)
+  X(outbox_scheduled_event_key) \
+  X(outbox_shards)             \
+  X(outbox_shards_pkey)        \
+  X(outbox_windows)            \
+  X(outbox_windows_pkey)       \
+  X(outbox_batches)            \
+  X(outbox_batches_pkey)       \
+  X(outbox_parked)             \
+  X(outbox_parked_pkey)        \
+  X(outbox_parked_due)         \
+  X(outbox_parked_waiting)     \
+  X(outbox_parked_dead)
 
 struct Extension {
   Oid oid;

@@ -44,6 +44,11 @@ inline void text_equals(ScanKey key, AttrNumber index_column, Datum text_value) 
   ScanKeyEntryInitialize(key, 0, index_column, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID, F_TEXTEQ, text_value);
 }
 
+inline void int4_equals(ScanKey key, AttrNumber index_column, int32 number) {
+  ScanKeyEntryInitialize(key, 0, index_column, BTEqualStrategyNumber, InvalidOid, InvalidOid, F_INT4EQ,
+                         Int32GetDatum(number));
+}
+
 inline void int8_compares(ScanKey key, AttrNumber index_column, StrategyNumber strategy, RegProcedure procedure,
                           int64 number) {
   ScanKeyEntryInitialize(key, 0, index_column, strategy, InvalidOid, InvalidOid, procedure, Int64GetDatum(number));
