@@ -1,4 +1,118 @@
 -- Nothing of retrysafe is executable or readable by PUBLIC; retrysafe_grant hands out what a role needs.
+
+-- The functions and views that belong to an access. Functions that a view calls run with the rights of who reads
+-- the view, so reading it includes them.
+CREATE FUNCTION @extschema@.retrysafe_objects_of(access text)
+RETURNS TABLE (kind text, object oid, identity text)
+LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+AS $$
+  WITH members AS (
+    SELECT d.classid, d.objid
+      FROM pg_depend d
+      JOIN pg_extension e ON e.oid = d.refobjid
+     WHERE e.extname = 'retrysafe' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+  ), functions AS (
+    SELECT p.oid, p.proname::text AS name, p.oid::regprocedure::text AS identity
+      FROM members m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
+  ), views AS (
+    SELECT c.oid, c.oid::regclass::text AS identity
+      FROM members m JOIN pg_class c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid AND c.relkind = 'v'
+  ), called_by_views AS (
+    SELECT d.refobjid AS oid
+      FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+                                        AND d.refclassid = 'pg_proc'::regclass
+     WHERE r.ev_class IN (SELECT oid FROM views)
+  )
+  SELECT 'FUNCTION', f.oid, f.identity
+    FROM functions f
+   WHERE CASE access
+         WHEN 'write' THEN f.name IN ('idem_begin', 'idem_try_begin', 'idem_complete', 'idem_run', 'idem_hash',
+                                      'idem_peek', 'outbox_emit', 'outbox_cancel', 'outbox_event_id', 'inbox_accept')
+         WHEN 'consume' THEN f.name IN ('outbox_fetch', 'outbox_ack', 'outbox_nack', 'outbox_renew', 'outbox_release')
+         WHEN 'monitor' THEN f.oid IN (SELECT oid FROM called_by_views)
+         WHEN 'admin' THEN true
+         END
+  UNION ALL
+  SELECT 'TABLE', v.oid, v.identity FROM views v WHERE access IN ('monitor', 'admin')
+$$;
+COMMENT ON FUNCTION @extschema@.retrysafe_objects_of(text)
+IS 'the functions and views that an access of retrysafe_grant consists of';
+
+-- SECURITY DEFINER: the holder of admin access hands access on without owning the extension.
+CREATE FUNCTION @extschema@.retrysafe_grant(role regrole, access text)
+RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  o record;
+BEGIN
+  PERFORM @extschema@.retrysafe_check_access(role, access);
+  EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', '@extschema@', role);
+  FOR o IN SELECT * FROM @extschema@.retrysafe_objects_of(access) LOOP
+    EXECUTE format('GRANT %s ON %s %s TO %s', CASE o.kind WHEN 'TABLE' THEN 'SELECT' ELSE 'EXECUTE' END, o.kind,
+                   o.identity, role);
+  END LOOP;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.retrysafe_grant(regrole, text)
+IS 'gives a role the access write, consume, monitor or admin';
+
+CREATE FUNCTION @extschema@.retrysafe_revoke(role regrole, access text)
+RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+  o record;
+  kept text[];
+BEGIN
+  PERFORM @extschema@.retrysafe_check_access(role, access);
+  -- Some functions belong to two accesses: what another access that the role holds includes stays. Admin includes
+  -- all others, so revoking it takes everything.
+  SELECT array_agg(other) INTO kept
+    FROM unnest(ARRAY['write', 'consume', 'monitor', 'admin']) AS other
+   WHERE access <> 'admin' AND other <> access AND @extschema@.retrysafe_holds(role, other);
+  FOR o IN
+    SELECT DISTINCT mine.kind, mine.identity
+      FROM @extschema@.retrysafe_objects_of(access) AS mine
+     WHERE NOT EXISTS (SELECT FROM unnest(kept) AS other, @extschema@.retrysafe_objects_of(other) AS theirs
+                        WHERE theirs.kind = mine.kind AND theirs.object = mine.object)
+  LOOP
+    EXECUTE format('REVOKE ALL ON %s %s FROM %s', o.kind, o.identity, role);
+  END LOOP;
+  IF kept IS NULL THEN
+    EXECUTE format('REVOKE USAGE ON SCHEMA %s FROM %s', '@extschema@', role);
+  END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.retrysafe_revoke(regrole, text)
+IS 'takes an access from a role; what its other accesses include stays';
+
+CREATE FUNCTION @extschema@.retrysafe_check_access(role regrole, access text)
+RETURNS void LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  IF access IS NULL OR access NOT IN ('write', 'consume', 'monitor', 'admin') THEN
+    RAISE EXCEPTION 'unknown access %', coalesce('"' || access || '"', 'NULL')
+      USING ERRCODE = 'RS214', HINT = 'It must be write, consume, monitor or admin.';
+  END IF;
+  IF role IS NULL OR role = 0 THEN
+    RAISE EXCEPTION 'access is given to a role, not to everybody'
+      USING ERRCODE = 'RS214', HINT = 'Name the role that the service connects as.';
+  END IF;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.retrysafe_check_access(regrole, text) IS 'raises unless role and access exist';
+
+-- Given to the role itself, not through a membership.
+CREATE FUNCTION @extschema@.retrysafe_holds(role regrole, access text)
+RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
+AS $$
+  SELECT coalesce(bool_and(EXISTS (
+           SELECT FROM aclexplode(CASE o.kind WHEN 'TABLE' THEN (SELECT relacl FROM pg_class WHERE oid = o.object)
+                                  ELSE (SELECT proacl FROM pg_proc WHERE oid = o.object) END) AS item
+            WHERE item.grantee = role)), false)
+    FROM @extschema@.retrysafe_objects_of(access) AS o
+$$;
+COMMENT ON FUNCTION @extschema@.retrysafe_holds(regrole, text) IS 'whether a role was given all of an access';
+
 DO $$
 DECLARE
   f pg_catalog.regprocedure;

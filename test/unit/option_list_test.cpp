@@ -1,0 +1,171 @@
+// Options of destinations: what is taken, what is refused, and that a refusal never repeats a value.
+#include "core/option_list.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+namespace retrysafe {
+namespace {
+
+GivenOption text(std::string_view name, std::string_view value) { return {name, JsonKind::kString, value}; }
+GivenOption number(std::string_view name, std::string_view value) { return {name, JsonKind::kNumber, value}; }
+
+const GivenOption kUrl = text("url", "https://example.com/events");
+
+// Empty when the options are good, else message and hint.
+std::string problem_of(std::string_view kind, const std::vector<GivenOption> &given) {
+  OptionProblem problem;
+  if (check_options(*built_in_options(kind), given, &problem)) return "";
+  return std::string(problem.message) + " | " + problem.hint;
+}
+
+std::string http_problem(const GivenOption &option) { return problem_of("http", {kUrl, option}); }
+
+TEST(OptionList, EveryBuiltInKindHasAConsistentList) {
+  for (std::string_view kind : built_in_kinds()) {
+    const OptionList list = built_in_options(kind).value();
+    for (const OptionDescription &option : list) {
+      OptionProblem problem{};
+      EXPECT_TRUE(check_description(option, &problem)) << kind << ": " << problem.message;
+      EXPECT_FALSE(option.description.empty()) << kind << "." << option.name;
+      EXPECT_EQ(find_option(list, option.name).description, &option) << "named twice";
+    }
+  }
+  EXPECT_FALSE(built_in_options("carrier pigeon"));
+}
+
+TEST(OptionList, RequiredOptionsMustBeGiven) {
+  EXPECT_EQ(problem_of("http", {kUrl}), "");
+  EXPECT_NE(problem_of("http", {}).find("\"url\" is missing"), std::string::npos);
+  EXPECT_NE(problem_of("http", {{"url", JsonKind::kNull, ""}}).find("\"url\" is missing"), std::string::npos);
+}
+
+TEST(OptionList, UnknownOptionsNameTheKnownOnes) {
+  const std::string problem = http_problem(text("colour", "red"));
+  EXPECT_NE(problem.find("unknown option \"colour\""), std::string::npos);
+  EXPECT_NE(problem.find("url, mode, secret (or secret_file, secret_env)"), std::string::npos);
+  EXPECT_EQ(problem.find("red"), std::string::npos);
+  EXPECT_NE(problem_of("pull", {text("x", "y")}).find("takes no options"), std::string::npos);
+  EXPECT_NE(http_problem({"colour", JsonKind::kNull, ""}), "");
+}
+
+TEST(OptionList, NamesTooLongToShowAreNotShown) {
+  EXPECT_EQ(http_problem(text(std::string(64, 'x'), "")).find("xx"), std::string::npos);
+}
+
+TEST(OptionList, Integers) {
+  EXPECT_EQ(http_problem(number("max_in_flight", "1")), "");
+  EXPECT_EQ(http_problem(number("max_in_flight", "1024")), "");
+  for (const char *bad : {"0", "1025", "-1", "1.5", "1e3", "99999999999999999999"})
+    EXPECT_NE(http_problem(number("max_in_flight", bad)), "") << bad;
+  EXPECT_NE(http_problem(text("max_in_flight", "5")), "") << "a string is not a number";
+}
+
+TEST(OptionList, Booleans) {
+  EXPECT_EQ(http_problem({"http2", JsonKind::kBoolean, "false"}), "");
+  EXPECT_NE(http_problem(text("http2", "false")), "");
+}
+
+TEST(OptionList, Durations) {
+  EXPECT_EQ(parse_duration("0ms"), 0);
+  EXPECT_EQ(parse_duration("250ms"), 250);
+  EXPECT_EQ(parse_duration("30s"), 30000);
+  EXPECT_EQ(parse_duration("5min"), 300000);
+  EXPECT_EQ(parse_duration("2h"), 7200000);
+  EXPECT_EQ(parse_duration("1d"), 86400000);
+  for (const char *bad : {"", "5", "s", "-1s", "+1s", "1.5s", "5 s", "5m", "5sec", "s5", "9223372036854775807s",
+                          "99999999999999999999ms"})
+    EXPECT_FALSE(parse_duration(bad)) << bad;
+  EXPECT_EQ(http_problem(text("timeout", "1h")), "");
+  EXPECT_NE(http_problem(text("timeout", "61min")), "");
+  EXPECT_NE(http_problem(text("timeout", "1ms")), "");
+  EXPECT_NE(http_problem(number("timeout", "30")), "") << "without a unit";
+}
+
+TEST(OptionList, Urls) {
+  for (const char *good : {"http://h", "https://h:8443/a?b=c#d", "http://[::1]:80/x", "https://h?x=a@b"})
+    EXPECT_EQ(problem_of("http", {text("url", good)}), "") << good;
+  for (const char *bad : {"", "h", "ftp://h", "HTTP://h", "http://", "http:///x", "https://:80", "http://u:p@h/",
+                          "http://h/a b", "http://h/\n", "file:///etc/passwd", "http://h\\@x"})
+    EXPECT_NE(problem_of("http", {text("url", bad)}), "") << bad;
+}
+
+TEST(OptionList, Enums) {
+  EXPECT_EQ(http_problem(text("mode", "structured")), "");
+  for (const char *bad : {"", "Binary", "binary|structured", "binar", "structured "})
+    EXPECT_NE(http_problem(text("mode", bad)), "") << bad;
+}
+
+TEST(OptionList, HeadersAreStringsWithGoodNames) {
+  const auto problem = [](std::string_view name, JsonKind kind, std::string_view value) {
+    const GivenOption member{name, kind, value};
+    return http_problem({"headers", JsonKind::kObject, {}, {&member, 1}});
+  };
+  EXPECT_EQ(problem("Authorization", JsonKind::kString, "Bearer x"), "");
+  EXPECT_EQ(problem("X", JsonKind::kString, ""), "");
+  EXPECT_NE(problem("", JsonKind::kString, "x"), "");
+  EXPECT_NE(problem("a:b", JsonKind::kString, "x"), "");
+  EXPECT_NE(problem("a", JsonKind::kString, "x\r\nEvil: 1"), "");
+  EXPECT_NE(problem("a", JsonKind::kNumber, "1"), "");
+  EXPECT_NE(problem("a", JsonKind::kNull, ""), "");
+  EXPECT_NE(problem("a", JsonKind::kString, std::string(8193, 'x')), "");
+  EXPECT_NE(http_problem(text("headers", "a: b")), "");
+}
+
+TEST(OptionList, SecretsMayComeFromAFileOrTheEnvironmentButOnlyFromOne) {
+  EXPECT_EQ(http_problem(text("secret", "whsec_x")), "");
+  EXPECT_EQ(http_problem(text("secret_file", "webhook.key")), "");
+  EXPECT_EQ(http_problem(text("secret_env", "RETRYSAFE_KEY")), "");
+  EXPECT_NE(http_problem(text("secret_env", "PATH")), "");
+  EXPECT_NE(http_problem(text("secret_env", "RETRYSAFE_A=B")), "");
+  EXPECT_NE(http_problem(text("secret_file", "")), "");
+  EXPECT_NE(http_problem(text("url_file", "x")), "") << "only of secrets";
+  const std::string twice = problem_of("http", {kUrl, text("secret", "s3cret"), text("secret_env", "RETRYSAFE_X")});
+  EXPECT_NE(twice.find("more than once"), std::string::npos);
+  EXPECT_EQ(twice.find("s3cret"), std::string::npos);
+  EXPECT_EQ(problem_of("http", {kUrl, text("secret", "s"), {"secret_env", JsonKind::kNull, ""}}), "");
+}
+
+TEST(OptionList, AProblemNeverRepeatsTheValue) {
+  EXPECT_EQ(http_problem(text("secret", "hunter2\n")).find("hunter2"), std::string::npos);
+  EXPECT_NE(http_problem(text("secret", "hunter2\n")), "");
+  EXPECT_EQ(http_problem(text("mode", "hunter2")).find("hunter2"), std::string::npos);
+}
+
+TEST(OptionList, WhatViewsMustNotShow) {
+  const OptionList list = *built_in_options("http");
+  EXPECT_TRUE(is_confidential(find_option(list, "secret")));
+  EXPECT_TRUE(is_confidential(find_option(list, "headers")));
+  EXPECT_TRUE(is_confidential(find_option(list, "no such option")));
+  EXPECT_FALSE(is_confidential(find_option(list, "secret_file")));
+  EXPECT_FALSE(is_confidential(find_option(list, "secret_env")));
+  EXPECT_FALSE(is_confidential(find_option(list, "url")));
+}
+
+TEST(OptionList, DescriptionsOfOtherPackagesAreChecked) {
+  OptionProblem problem;
+  const auto good = [&](const OptionDescription &d) { return check_description(d, &problem); };
+  EXPECT_TRUE(good({.name = "queue", .type = OptionType::kString}));
+  EXPECT_FALSE(good({.name = "", .type = OptionType::kString}));
+  EXPECT_FALSE(good({.name = "Queue", .type = OptionType::kString}));
+  EXPECT_FALSE(good({.name = std::string_view("a\0b", 3), .type = OptionType::kString}));
+  EXPECT_FALSE(good({.name = "n", .type = OptionType::kInteger, .min = 2, .max = 1}));
+  EXPECT_FALSE(good({.name = "n", .type = OptionType::kInteger, .default_value = "x"}));
+  EXPECT_FALSE(good({.name = "n", .type = OptionType::kInteger, .default_value = "9", .max = 8}));
+  EXPECT_FALSE(good({.name = "b", .type = OptionType::kBoolean, .default_value = "yes"}));
+  EXPECT_FALSE(good({.name = "e", .type = OptionType::kEnum}));
+  EXPECT_FALSE(good({.name = "e", .type = OptionType::kEnum, .default_value = "c", .choices = "a|b"}));
+  EXPECT_FALSE(good({.name = "s", .type = OptionType::kSecret, .default_value = "x"}));
+}
+
+TEST(OptionList, TypesHaveNamesBothWays) {
+  for (const char *name : {"string", "integer", "boolean", "duration", "url", "enum", "secret", "file", "headers"})
+    EXPECT_STREQ(option_type_name(option_type(name).value()), name);
+  EXPECT_FALSE(option_type("regex"));
+}
+
+}  // namespace
+}  // namespace retrysafe
