@@ -1,5 +1,6 @@
 // The loadable module. _PG_init runs in the postmaster when preloaded, else in the first backend that calls us.
 #include "outbox/emit.hpp"
+#include "outbox/eras.hpp"
 #include "pg/boundary.hpp"
 #include "pg/extension.hpp"
 #include "settings.hpp"
@@ -19,6 +20,7 @@ void _PG_init(void) {
   retrysafe::pg::boundary([] {
     retrysafe::settings::define();
     retrysafe::pg::watch_for_extension_changes();
+    retrysafe::outbox::note_restore_at_start();
     retrysafe::outbox::watch_emitting_transactions();
     return Datum{0};
   });

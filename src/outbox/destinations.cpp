@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "outbox/eras.hpp"
+#include "outbox/log_identity.hpp"
 #include "outbox/options.hpp"
 #include "pg/boundary.hpp"
 #include "pg/statement.hpp"
@@ -259,11 +261,6 @@ void load_locked(const char *name, Definition *d, MemoryContext memory) {
 // --- where a destination starts
 // -------------------------------------------------------------------------------
 
-constinit pg::Statement ensure_an_era{
-    "INSERT INTO @.outbox_eras (era, log, first_id, system_identifier, database, timeline) "
-    "SELECT 1, gen_random_uuid(), 1, $1, $2, 1 WHERE NOT EXISTS (SELECT FROM @.outbox_eras)",
-    {INT8OID, OIDOID}};
-
 constinit pg::Statement last_position{
     "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM @.outbox_log_id_seq", {}};
 
@@ -313,9 +310,8 @@ int64 start_position(const char *text) {
 }
 
 void store_start(int32 destination, int64 start) {
+  (void)ensure_era();
   pg::spi([&] {
-    ensure_an_era.run(
-        {pg::value(static_cast<int64>(GetSystemIdentifier())), pg::value(ObjectIdGetDatum(MyDatabaseId))});
     if (start > 0) {
       insert_window.run({pg::value(destination), pg::value(start - 1), pg::value("3:3:"), pg::value("3"),
                          pg::value(start - 1)});
@@ -365,6 +361,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_create_destination) {
   check_name(d.name);
   check_policies(&d);
   check_options(&d, CurrentMemoryContext);
+  check_identity();
   const int64 start = start_position(start_at);
   if (acts_as_creator(d)) d.run_as = GetUserNameFromId(GetUserId(), false);
 

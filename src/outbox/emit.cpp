@@ -196,6 +196,8 @@ bool insert_immediate(const NewEvent &event, int64 *id) {
   // The reader of the log relies on this order: a transaction that has no id when a snapshot is taken draws
   // only positions above all that were drawn before.
   const FullTransactionId transaction = GetTopFullTransactionId();
+  // A new era locks out writers before it draws its first position: none may hold a position without this lock.
+  LockRelationOid(pg::extension().outbox_log, RowExclusiveLock);
   *id = nextval_internal(pg::extension().outbox_log_id_seq, false);
   return pg::spi([&] {
            return insert_into_log.run(

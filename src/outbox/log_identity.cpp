@@ -12,21 +12,29 @@ namespace retrysafe::outbox {
 namespace {
 
 // Columns of outbox_eras.
-enum : AttrNumber { kEra = 1, kLog, kFirstId, kSystemIdentifier, kDatabase, kTimeline };
+enum : AttrNumber { kEra = 1, kLog, kFirstId, kSystemIdentifier, kDatabase, kTimeline, kRestoreMark };
 
-constinit pg::Statement insert_first_era{
-    "INSERT INTO @.outbox_eras (era, log, first_id, system_identifier, database, timeline) "
-    "VALUES (1, $1, 0, $2, $3, $4)",
-    {UUIDOID, INT8OID, OIDOID, INT4OID}};
+constinit pg::Statement log_is_empty{"SELECT NOT EXISTS (SELECT FROM @.outbox_log)", {}};
 
-Uuid new_uuid() {
+// A restore can leave the sequence behind the rows; positions of the new era are above everything there is.
+constinit pg::Statement skip_positions{
+    "SELECT setval($1, greatest(nextval($1), (SELECT max(id) FROM @.outbox_log) + 1,"
+    " (SELECT max(ceiling) FROM @.outbox_windows) + 1))",
+    {REGCLASSOID}};
+
+constinit pg::Statement insert_era{
+    "INSERT INTO @.outbox_eras (era, log, first_id, system_identifier, database, timeline, restore_mark) "
+    "VALUES ($1, $2, $3, $4, $5, $6, nullif($7, ''))",
+    {INT4OID, UUIDOID, INT8OID, INT8OID, OIDOID, INT4OID, TEXTOID}};
+
+}  // namespace
+
+Uuid new_log_uuid() {
   Uuid bits;
   if (!pg_strong_random(bits.data(), bits.size()))
     ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate random values")));
   return random_uuid_from_bits(bits);
 }
-
-}  // namespace
 
 // Under SnapshotSelf: the newest committed era counts, whatever the transaction's own snapshot is, and a
 // serializable transaction is not tied to others by it.
@@ -42,6 +50,9 @@ bool current_era(Era *era) {
     era->system_identifier = static_cast<uint64>(DatumGetInt64(scan.datum(kSystemIdentifier, &null)));
     era->database = DatumGetObjectId(scan.datum(kDatabase, &null));
     era->timeline = static_cast<TimeLineID>(DatumGetInt32(scan.datum(kTimeline, &null)));
+    const Datum mark = scan.datum(kRestoreMark, &null);
+    era->restore_mark[0] = '\0';
+    if (!null) text_to_cstring_buffer(DatumGetTextPP(mark), era->restore_mark, sizeof era->restore_mark);
   }
   scan.end();
   return found;
@@ -53,15 +64,31 @@ Era ensure_era() {
   // One session makes the first era, the others wait here and find it.
   LockRelationOid(pg::extension().outbox_eras, ShareRowExclusiveLock);
   if (current_era(&era)) return era;
-  const Uuid log = new_uuid();
-  pg::spi([&] {
-    insert_first_era.run({pg::value(UUIDPGetDatum(reinterpret_cast<const pg_uuid_t *>(log.data()))),
-                          pg::value(static_cast<int64>(GetSystemIdentifier())),
-                          pg::value(ObjectIdGetDatum(MyDatabaseId)),
-                          pg::value(static_cast<int32>(GetWALInsertionTimeLine()))});
+  // Rows that are there already may come from another cluster: they belong before this era, and those who
+  // write some more are waited for.
+  const bool empty = pg::spi([] {
+    log_is_empty.run({});
+    return pg::Row(0).bool_at(1);
   });
+  if (!empty) LockRelationOid(pg::extension().outbox_log, ShareRowExclusiveLock);
+  begin_era(1, new_log_uuid());
   if (!current_era(&era)) elog(ERROR, "retrysafe: the new era is not there");
   return era;
+}
+
+void begin_era(int32 era, const Uuid &log) {
+  pg::spi([&] {
+    int64 first_id = 0;
+    log_is_empty.run({});
+    if (!pg::Row(0).bool_at(1) || era > 1) {
+      skip_positions.run({pg::value(ObjectIdGetDatum(pg::extension().outbox_log_id_seq))});
+      first_id = pg::Row(0).int64_at(1);
+    }
+    insert_era.run({pg::value(era), pg::value(UUIDPGetDatum(reinterpret_cast<const pg_uuid_t *>(log.data()))),
+                    pg::value(first_id), pg::value(static_cast<int64>(GetSystemIdentifier())),
+                    pg::value(ObjectIdGetDatum(MyDatabaseId)),
+                    pg::value(static_cast<int32>(GetWALInsertionTimeLine())), pg::value(restore_mark())});
+  });
 }
 
 }  // namespace retrysafe::outbox

@@ -3,6 +3,8 @@
 #pragma once
 
 #include "core/event_id.hpp"
+#include "outbox/eras.hpp"
+
 #include "pg/server.hpp"
 
 namespace retrysafe::outbox {
@@ -14,6 +16,7 @@ struct Era {
   uint64 system_identifier;
   Oid database;
   TimeLineID timeline;
+  char restore_mark[kRestoreMarkSize];  // the restore that an operator consented to; empty: none
 };
 
 // The newest era, as committed now or made by this transaction; false before the log has its identity. Reads
@@ -22,5 +25,9 @@ bool current_era(Era *era);
 
 // The same; makes era 1 with a new UUID at first use. For outbox_create_destination and outbox_fetch.
 Era ensure_era();
+
+// Writes a new era of this cluster and database. All writers of the log must be locked out where it has rows.
+void begin_era(int32 era, const Uuid &log);
+Uuid new_log_uuid();
 
 }  // namespace retrysafe::outbox

@@ -62,9 +62,10 @@ class Server:
 
     def set(self, name, value):
         """ALTER SYSTEM SET + reload; value None resets."""
-        with self.connect() as c, c.cursor() as q:
-            q.execute(f"ALTER SYSTEM RESET {name}" if value is None else f"ALTER SYSTEM SET {name} = '{value}'")
-            q.execute("SELECT pg_reload_conf()")
+        connection = self.connect()
+        run(connection, f"ALTER SYSTEM RESET {name}" if value is None else f"ALTER SYSTEM SET {name} = '{value}'")
+        run(connection, "SELECT pg_reload_conf()")
+        connection.close()
 
 
 class Database:

@@ -1,0 +1,273 @@
+"""Copies of a database do not publish by themselves, and consent loses nothing and repeats nothing."""
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import psycopg2
+import pytest
+
+from conftest import Database, Pending, Server, make_database, run
+
+
+def emit(db, *keys, type="t", ordering_key=None):
+    for key in keys:
+        db.sql("SELECT outbox_emit(NULL, %s, %s, '{}', %s)", key, type, ordering_key)
+
+
+def ids(db):
+    return dict(db.sql("SELECT event_key, outbox_event_id(event_key, scope) FROM outbox_log"))
+
+
+def reason(db):
+    return db.value("SELECT outbox_suspended_reason()")
+
+
+def refused(db, sqlstate, query, *parameters):
+    with pytest.raises(psycopg2.Error) as error:
+        db.sql(query, *parameters)
+    assert error.value.pgcode == sqlstate
+    return error.value
+
+
+@pytest.fixture
+def clone(server, db):
+    """Makes CREATE DATABASE … TEMPLATE clones of `db`."""
+    made = []
+
+    def make():
+        name = f"{db.name}_clone{len(made)}"
+        admin = server.connect()
+        run(admin, f'CREATE DATABASE "{name}" TEMPLATE "{db.name}"')
+        run(admin, f'ALTER DATABASE "{name}" SET search_path = retrysafe, public')
+        admin.close()
+        made.append(Database(server, name))
+        return made[-1]
+
+    yield make
+    admin = server.connect()
+    for database in made:
+        run(admin, f'DROP DATABASE "{database.name}" WITH (FORCE)')
+    admin.close()
+
+
+def test_a_clone_is_suspended_until_consent(db, clone):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    emit(db, "a")
+    copy = clone()
+    assert reason(db) is None
+    assert "clone" in reason(copy)
+    refused(copy, "RS213", "SELECT outbox_create_destination('e', 'pull')")
+    copy.sql("SELECT outbox_consent('same')")
+    assert reason(copy) is None
+    assert ids(copy) == ids(db)
+    refused(copy, "RS215", "SELECT outbox_consent('same')")
+
+
+def test_a_fork_gives_new_ids(db, clone):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    emit(db, "a")
+    copy = clone()
+    copy.sql("SELECT outbox_consent('fork')")
+    assert reason(copy) is None
+    assert ids(copy).keys() == ids(db).keys() and ids(copy) != ids(db)
+    # A file-system copy cannot be told from its original; the operator forks it nevertheless.
+    before = ids(db)
+    db.sql("SELECT outbox_consent('fork')")
+    assert ids(db) != before
+
+
+def test_a_database_that_never_published_needs_no_consent(db, clone):
+    copy = clone()
+    assert reason(copy) is None
+    refused(copy, "RS215", "SELECT outbox_consent('same')")
+    copy.sql("SELECT outbox_create_destination('d', 'pull')")
+
+
+def test_consent_needs_a_decision(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    refused(db, "RS214", "SELECT outbox_consent(NULL)")
+    refused(db, "RS214", "SELECT outbox_consent('yes')")
+    refused(db, "RS215", "SELECT outbox_consent('same')")
+    session = db.connect()
+    session.set_session(isolation_level="REPEATABLE READ")
+    with pytest.raises(psycopg2.Error) as error:
+        run(session, "SELECT outbox_consent('fork')")
+    assert error.value.pgcode == "RS207"
+
+
+def test_consent_waits_for_those_who_write_events(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    writer = db.connect(autocommit=False)
+    run(writer, "SELECT outbox_emit(NULL, 'open', 't', '{}')")
+    consent = Pending(db, "SELECT outbox_consent('fork')")
+    assert consent.blocks()
+    late = Pending(db, "SELECT outbox_emit(NULL, 'late', 't', '{}')")
+    assert late.blocks()
+    writer.commit()
+    consent.result()
+    late.result()
+    first = db.value("SELECT max(first_id) FROM outbox_eras")
+    assert db.value("SELECT id FROM outbox_log WHERE event_key = 'open'") < first
+    assert db.value("SELECT id FROM outbox_log WHERE event_key = 'late'") > first
+
+
+def test_consent_waits_for_a_prepared_writer(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    writer = db.connect()
+    run(writer, "BEGIN")
+    run(writer, "SELECT outbox_emit(NULL, 'prepared', 't', '{}')")
+    run(writer, f"PREPARE TRANSACTION '{db.name}'")
+    consent = Pending(db, "SELECT outbox_consent('fork')")
+    assert consent.blocks()
+    run(writer, f"COMMIT PREPARED '{db.name}'")
+    consent.result()
+    assert db.value("SELECT id FROM outbox_log") < db.value("SELECT max(first_id) FROM outbox_eras")
+
+
+def test_a_setting_stops_publishing(server, db):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    server.set("retrysafe.publish", "off")
+    try:
+        connection = db.connect()
+        while not (why := run(connection, "SELECT outbox_suspended_reason()")[0][0]):
+            pass  # until the reload has reached this session
+        assert "retrysafe.publish" in why
+    finally:
+        server.set("retrysafe.publish", None)
+
+
+# --- other clusters -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder():
+    path = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp"))
+    os.chmod(path, 0o777)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def other(folder):
+    cluster = Server(folder / "other")
+    yield cluster
+    cluster.stop()
+
+
+def as_postgres(*command, stdin=None):
+    if os.getuid() == 0:
+        command = ("runuser", "-u", "postgres", "--", *command)
+    return subprocess.run([str(c) for c in command], check=True, capture_output=True, input=stdin).stdout
+
+
+@pytest.mark.parametrize("format", ["plain", "custom"])
+def test_a_restored_dump_is_suspended_until_consent(server, other, db, format):
+    db.sql("SELECT outbox_create_destination('d', 'pull', start_at => 'earliest')")
+    emit(db, "a", "b")
+    db.sql("SELECT outbox_emit(NULL, 'later', 't', '{}', deliver_after => now() + '1 day')")
+    dump = as_postgres(server.bindir() / "pg_dump", f"--format={format}", server.dsn(db.name))
+    admin = other.connect()
+    run(admin, "CREATE DATABASE restored")
+    run(admin, "ALTER DATABASE restored SET search_path = retrysafe, public")
+    admin.close()
+    if format == "plain":
+        as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", other.dsn("restored"), stdin=dump)
+    else:
+        as_postgres(server.bindir() / "pg_restore", "--exit-on-error", "-d", other.dsn("restored"), stdin=dump)
+    restored = Database(other, "restored")
+    assert "restored" in reason(restored)
+    assert ids(restored) == ids(db)
+    assert restored.value("SELECT count(*) FROM outbox_scheduled") == 1
+    restored.sql("SELECT outbox_consent('same')")
+    assert reason(restored) is None
+    assert ids(restored) == ids(db)
+    emit(restored, "c")
+    assert restored.value("SELECT max(id) FROM outbox_log") > db.value("SELECT max(id) FROM outbox_log")
+
+
+class Copy(Server):
+    """A physical copy of a server, on a port of its own."""
+
+    def __init__(self, original, directory, *signals, **settings):
+        self.directory = directory
+        directory.mkdir()
+        if os.getuid() == 0:
+            shutil.chown(directory, "postgres", "postgres")
+        as_postgres(self.bindir() / "pg_basebackup", "-D", directory / "data", "-d", original.dsn(), "-c", "fast", "-X",
+                    "stream")
+        port = subprocess.run(["/usr/bin/python3", "-c",
+                               "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])"],
+                              check=True, capture_output=True, text=True).stdout.strip()
+        with open(directory / "data/postgresql.conf", "a") as conf:
+            conf.write(f"port = {port}\nunix_socket_directories = '{directory}'\n")
+            for name, value in settings.items():
+                conf.write(f"{name.replace('__', '.')} = '{value}'\n")
+        for signal in signals:
+            (directory / "data" / signal).touch()
+        self.pg_ctl("start")
+
+    def stop(self):
+        self.pg_ctl("stop", "-m", "immediate")
+
+
+@pytest.fixture
+def copy_of(server, folder):
+    copies = []
+
+    def make(*signals, **settings):
+        copies.append(Copy(server, folder / f"copy{len(copies)}", *signals, **settings))
+        return copies[-1]
+
+    yield make
+    for c in copies:
+        c.stop()
+
+
+def test_a_server_started_from_a_base_backup_is_suspended(db, copy_of):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    emit(db, "a")
+    server = copy_of()
+    copy = Database(server, db.name)
+    assert "backup" in reason(copy)
+    server.pg_ctl("restart", "-m", "immediate")
+    assert "backup" in reason(copy), "the mark outlives the files that it was made for"
+    copy.sql("SELECT outbox_consent('same')")
+    assert reason(copy) is None
+    server.pg_ctl("restart", "-m", "fast")
+    assert reason(copy) is None
+    assert reason(db) is None
+
+
+def test_point_in_time_recovery_is_suspended_until_consent(db, copy_of):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    copy = Database(copy_of("recovery.signal", restore_command="false"), db.name)
+    assert "backup" in reason(copy)
+    copy.sql("SELECT outbox_consent('fork')")
+    assert reason(copy) is None
+
+
+def test_a_promoted_standby_publishes_unless_told_otherwise(server, db, copy_of):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    standby = copy_of("standby.signal", primary_conninfo=server.dsn().replace("'", ""))
+    copy = Database(standby, db.name)
+    assert reason(copy) is None
+    standby.pg_ctl("promote")
+    assert reason(copy) is None
+    copy.sql("ALTER SYSTEM SET retrysafe.on_timeline_change = 'suspend'")
+    standby.pg_ctl("restart", "-m", "fast")
+    assert "promoted" in reason(copy)
+    copy.sql("SELECT outbox_consent('same')")
+    assert reason(copy) is None
+
+
+def test_a_backup_of_a_restored_server_is_a_restore_again(db, copy_of, folder):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    first = copy_of()
+    Database(first, db.name).sql("SELECT outbox_consent('same')")
+    second = Copy(first, folder / "second")
+    try:
+        assert "backup" in reason(Database(second, db.name))
+    finally:
+        second.stop()
