@@ -120,8 +120,10 @@ TimestampTz next_due(const Claim *claims, int32 count);
 // again. Outcomes of held events are not looked at.
 void record(const Destination &destination, Batch *batch, const Outcome *outcomes);
 // The destination as a whole could not be reached: backs the shard off, exponentially with jitter, and writes
-// nothing per event. Returns when to try again.
-TimestampTz record_unreachable(const Destination &destination, const Claim &claim, const char *reason);
+// nothing per event. Not before `retry_after_us` from now when the destination asked for it (-1: it did not).
+// Returns when to try again.
+TimestampTz record_unreachable(const Destination &destination, const Claim &claim, const char *reason,
+                               int64 retry_after_us);
 
 // True where the database was restored or cloned and an operator has not consented yet; `why` then tells.
 bool publishing_suspended(const char **why);

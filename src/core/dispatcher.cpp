@@ -1,0 +1,278 @@
+#include "core/dispatcher.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+namespace retrysafe {
+
+namespace {
+
+// Each is an event that failed in this way not long ago; more of them means that something else is wrong.
+constexpr size_t kMaxConvicts = 64;
+constexpr size_t kOutcomesAtOnce = 64;
+
+std::string_view view(const retrysafe_text &text) {
+  return {text.data, text.size};
+}
+
+}  // namespace
+
+void Dispatcher::begin(std::span<Item> batch) {
+  ++generation_;
+  items_ = batch;
+  slots_.assign(batch.size(), Slot{});
+  outcomes_.assign(batch.size(), Outcome{});
+  failed_keys_.clear();
+  ready_ = {};
+  ready_convicts_.clear();
+  in_flight_ = delivered_ = 0;
+  answered_ = stopped_ = finished_ = unreachable_ = false;
+  accused_ = witness_ = kNone;
+  unreachable_reason_.clear();
+  unreachable_retry_after_ms_ = -1;
+  timeout_ms_ = -1;
+  // One event tells whether a destination is back. Once it stays away, those that were in flight when the
+  // last burst failed go one by one, since one of them may be what breaks it.
+  singles_left_ = failures_ == 0 ? 0 : failures_ < kPatience ? 1 : breadth_;
+
+  struct Key {
+    uint32_t number;
+    uint32_t last = kNone;
+    bool serial;  // the next event waits for the last one
+  };
+  std::unordered_map<std::string_view, Key> keys;
+  for (uint32_t i = 0; i < batch.size(); ++i) {
+    retrysafe_event &event = batch[i].event;
+    event.tag = uint64_t{generation_} << 32 | i;
+    Slot &slot = slots_[i];
+    slot.convict = is_convict(id(i));
+    if (!event.ordering_key.data) {
+      if (batch[i].held)
+        outcomes_[i].status = Status::kBlocked, slot.state = State::kSettled;
+      else
+        make_ready(i);
+      continue;
+    }
+    Key fresh{static_cast<uint32_t>(failed_keys_.size()), kNone, !sink_.keeps_order()};
+    auto [entry, inserted] = keys.try_emplace(view(event.ordering_key), fresh);
+    if (inserted) failed_keys_.push_back(false);
+    Key &key = entry->second;
+    slot.key = key.number;
+    if (batch[i].held) failed_keys_[key.number] = true;
+    if (failed_keys_[key.number]) {
+      outcomes_[i].status = Status::kBlocked;
+      slot.state = State::kSettled;
+      continue;
+    }
+    if (key.serial && key.last != kNone)
+      slots_[key.last].next = i;
+    else
+      make_ready(i);
+    key.last = i;
+    key.serial = key.serial || slot.convict;
+  }
+}
+
+void Dispatcher::step() {
+  retrysafe_outcome outcomes[kOutcomesAtOnce];
+  size_t count;
+  do {
+    submit();
+    timeout_ms_ = -1;
+    count = sink_.collect(outcomes, &timeout_ms_);
+    for (size_t i = 0; i < count; ++i) settle(outcomes[i]);
+  } while (count > 0);
+  if (done() && !finished_) finish();
+}
+
+void Dispatcher::make_ready(uint32_t index) {
+  slots_[index].state = State::kReady;
+  if (slots_[index].convict)
+    ready_convicts_.push_back(index);
+  else
+    ready_.push(index);
+}
+
+bool Dispatcher::may_submit() const {
+  return !stopped_ && !unreachable_ && (!ready_.empty() || !ready_convicts_.empty());
+}
+
+// The event to offer to the sink now, kNone when it has to wait for others or when there is none.
+uint32_t Dispatcher::next_to_submit() {
+  if (stopped_ || unreachable_) return kNone;
+  if (accused_ != kNone) return in_flight_ == 0 ? witness_ : kNone;
+  if (singles_left_ > 0 && in_flight_ > 0) return kNone;
+  while (!ready_.empty()) {
+    const uint32_t index = ready_.top();
+    if (slots_[index].state == State::kReady && !key_failed(index)) return index;
+    // It went as a witness, or (where the sink keeps order) an event before it failed.
+    if (slots_[index].state == State::kReady) {
+      outcomes_[index].status = Status::kBlocked;
+      slots_[index].state = State::kSettled;
+    }
+    ready_.pop();
+  }
+  return in_flight_ == 0 && !ready_convicts_.empty() ? ready_convicts_.front() : kNone;
+}
+
+void Dispatcher::submit() {
+  bool any = false;
+  for (uint32_t index; (index = next_to_submit()) != kNone && sink_.submit(items_[index].event); any = true) {
+    slots_[index].state = State::kInFlight;
+    ++in_flight_;
+    if (index == witness_) continue;  // stays in the queue, which passes it over later
+    if (slots_[index].convict)
+      ready_convicts_.pop_front();
+    else
+      ready_.pop();
+  }
+  if (any) sink_.flush();
+}
+
+void Dispatcher::settle(const retrysafe_outcome &outcome) {
+  const auto index = static_cast<uint32_t>(outcome.tag);
+  if (outcome.tag >> 32 != generation_ || index >= slots_.size() || slots_[index].state != State::kInFlight)
+    return;
+  --in_flight_;
+  outcomes_[index].retry_after_ms = outcome.retry_after_ms;
+  outcomes_[index].reason.assign(outcome.reason, strnlen(outcome.reason, sizeof outcome.reason));
+  switch (outcome.status) {
+    case RETRYSAFE_DELIVERED:
+      return settle_delivered(index);
+    case RETRYSAFE_UNREACHABLE:
+      return settle_unreachable(index);
+    case RETRYSAFE_FAILED_FINAL:
+      return settle_failed(index, Status::kFailedFinal);
+    default:
+      return settle_failed(index, Status::kFailedRetry);
+  }
+}
+
+void Dispatcher::settle_delivered(uint32_t index) {
+  slots_[index].state = State::kSettled;
+  outcomes_[index] = {.status = Status::kDelivered, .retry_after_ms = -1, .reason = {}};
+  ++delivered_;
+  answered_ = true;
+  if (singles_left_ > 0) --singles_left_;
+  acquit(index);
+  if (index == witness_) pass_judgement();
+  if (slots_[index].next != kNone) make_ready(slots_[index].next);
+}
+
+void Dispatcher::settle_failed(uint32_t index, Status status) {
+  slots_[index].state = State::kSettled;
+  outcomes_[index].status = status;
+  answered_ = true;
+  if (singles_left_ > 0) --singles_left_;
+  if (status == Status::kFailedFinal) acquit(index);
+  if (slots_[index].key != kNone) failed_keys_[slots_[index].key] = true;
+  block_followers(index);
+  // A witness that failed proves nothing about the event that is accused.
+  if (index == witness_) give_up(accused_);
+}
+
+void Dispatcher::settle_unreachable(uint32_t index) {
+  slots_[index].state = State::kUnreachable;
+  if (unreachable_) {
+    unreachable_retry_after_ms_ = std::max(unreachable_retry_after_ms_, outcomes_[index].retry_after_ms);
+    return;
+  }
+  // It did so before, and the destination has just taken others: no need to try again.
+  if (slots_[index].convict && delivered_ > 0) return settle_failed(index, Status::kFailedRetry);
+
+  const bool suspected = singles_left_ > 0 && accused_ == kNone && first_count_ >= kPatience &&
+                         id(index) == first_id_ && index == first_in_line();
+  if (suspected && !stopped_) {
+    accused_ = index;
+    witness_ = choose_witness();
+    if (witness_ != kNone) return;
+  }
+  give_up(index);
+}
+
+void Dispatcher::pass_judgement() {
+  const uint32_t culprit = accused_;
+  accused_ = witness_ = kNone;
+  convicts_.emplace_back(id(culprit));
+  if (convicts_.size() > kMaxConvicts) convicts_.pop_front();
+  settle_failed(culprit, Status::kFailedRetry);
+  singles_left_ = 0;
+}
+
+void Dispatcher::give_up(uint32_t index) {
+  if (in_flight_ > 0) breadth_ = in_flight_ + 1;
+  unreachable_ = true;
+  unreachable_reason_ = outcomes_[index].reason;
+  unreachable_retry_after_ms_ = outcomes_[index].retry_after_ms;
+}
+
+// Everything is settled that will be: remember what matters to the next batch.
+void Dispatcher::finish() {
+  finished_ = true;
+  if (!unreachable_) {
+    if (answered_) failures_ = first_count_ = 0;
+    return;
+  }
+  ++failures_;
+  const uint32_t first = first_in_line();
+  const std::string_view first_id = first == kNone ? std::string_view{} : id(first);
+  first_count_ = first_id == first_id_ ? first_count_ + 1 : 1;
+  first_id_ = first_id;
+}
+
+void Dispatcher::block_followers(uint32_t index) {
+  for (uint32_t next = slots_[index].next; next != kNone; next = slots_[next].next) {
+    outcomes_[next].status = Status::kBlocked;
+    slots_[next].state = State::kSettled;
+  }
+}
+
+bool Dispatcher::key_failed(uint32_t index) const {
+  return slots_[index].key != kNone && failed_keys_[slots_[index].key];
+}
+
+uint32_t Dispatcher::first_in_line() const {
+  for (uint32_t i = 0; i < slots_.size(); ++i)
+    if (slots_[i].state != State::kSettled && !slots_[i].convict) return i;
+  return kNone;
+}
+
+// Another one each time: the one that was taken may be bad itself.
+uint32_t Dispatcher::choose_witness() const {
+  std::vector<uint32_t> candidates;
+  for (uint32_t i = 0; i < slots_.size(); ++i) {
+    const bool other_key = slots_[i].key == kNone || slots_[i].key != slots_[accused_].key;
+    if (slots_[i].state == State::kReady && !slots_[i].convict && other_key) candidates.push_back(i);
+  }
+  if (candidates.empty()) return kNone;
+  return candidates[static_cast<size_t>(first_count_ - kPatience) % candidates.size()];
+}
+
+std::string_view Dispatcher::id(uint32_t index) const {
+  return view(items_[index].event.id);
+}
+
+bool Dispatcher::is_convict(std::string_view event_id) const {
+  return std::find(convicts_.begin(), convicts_.end(), event_id) != convicts_.end();
+}
+
+void Dispatcher::acquit(uint32_t index) {
+  if (slots_[index].convict) std::erase(convicts_, id(index));
+}
+
+std::span<const Dispatcher::Outcome> Dispatcher::outcomes() {
+  // Where the sink keeps order, what it reports for the events behind a failed one is that they did not go
+  // out.
+  std::vector<bool> failed(failed_keys_.size());
+  for (uint32_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].key == kNone) continue;
+    const bool behind_failure = failed[slots_[i].key];
+    Status &status = outcomes_[i].status;
+    if (behind_failure && status != Status::kDelivered) status = Status::kBlocked;
+    if (status != Status::kDelivered && status != Status::kNotTried) failed[slots_[i].key] = true;
+  }
+  return outcomes_;
+}
+
+}  // namespace retrysafe

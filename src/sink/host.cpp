@@ -1,0 +1,137 @@
+#include "sink/host.hpp"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+namespace retrysafe::sink {
+
+namespace {
+
+// Leaves those deliverable that tell of a fault of the thread itself.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t blocked;
+    sigfillset(&blocked);
+    for (int number : {SIGTRAP, SIGABRT, SIGILL, SIGFPE, SIGSEGV, SIGBUS, SIGSYS, SIGCONT})
+      sigdelset(&blocked, number);
+    pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked &) = delete;
+  SignalsBlocked &operator=(const SignalsBlocked &) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+retrysafe_text text(std::string_view view) {
+  return {view.data(), view.size()};
+}
+
+std::string find_file(const std::string &library, const LibraryPath &where) {
+  constexpr std::string_view macro = "$libdir";
+  std::string_view rest = where.path.empty() ? macro : where.path;
+  while (true) {
+    const size_t colon = rest.find(':');
+    std::string_view folder = rest.substr(0, colon);
+    std::string file;
+    if (folder == macro || folder.starts_with("$libdir/")) {
+      file = where.libdir;
+      folder.remove_prefix(macro.size());
+    }
+    file.append(folder).append("/").append(library).append(".so");
+    if (file.front() == '/' && access(file.c_str(), R_OK) == 0) return file;
+    if (colon == std::string_view::npos) return {};
+    rest.remove_prefix(colon + 1);
+  }
+}
+
+bool is_complete(const retrysafe_sink_module &module) {
+  return module.kind && module.open && module.wait_fd && module.submit && module.flush && module.collect &&
+         module.close;
+}
+
+}  // namespace
+
+const retrysafe_sink_module *load(const std::string &library, const LibraryPath &path, std::string *error) {
+  if (library.empty() || library.find('/') != std::string::npos) {
+    *error = "\"" + library + "\" is not the plain name of a library";
+    return nullptr;
+  }
+  const std::string file = find_file(library, path);
+  if (file.empty()) {
+    *error = "library \"" + library + ".so\" is not installed";
+    return nullptr;
+  }
+  const SignalsBlocked guard;
+  void *handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) {
+    const char *reason = dlerror();
+    *error = "could not load library \"" + library + "\": " + (reason ? reason : "unknown reason");
+    return nullptr;
+  }
+  const auto entry = reinterpret_cast<retrysafe_sink_module_fn>(dlsym(handle, RETRYSAFE_SINK_SYMBOL));
+  const retrysafe_sink_module *module = entry ? entry() : nullptr;
+  if (!module || module->magic != RETRYSAFE_SINK_MAGIC) {
+    *error = "library \"" + library + "\" is not a sink of retrysafe";
+    return nullptr;
+  }
+  if (module->abi_version != RETRYSAFE_SINK_ABI_VERSION || module->size != sizeof *module ||
+      !is_complete(*module)) {
+    *error = "library \"" + library + "\" was built for version " + std::to_string(module->abi_version) +
+             " of the sink interface, this is version " + std::to_string(RETRYSAFE_SINK_ABI_VERSION);
+    return nullptr;
+  }
+  return module;
+}
+
+std::unique_ptr<Sink> Sink::open(const retrysafe_sink_module *module, Config config, std::string *error) {
+  std::unique_ptr<Sink> sink(new Sink(module, std::move(config)));
+  const Config &kept = sink->config_;
+  std::vector<retrysafe_pair> options;
+  options.reserve(kept.options.size());
+  for (const auto &[name, value] : kept.options) options.push_back({text(name), text(value)});
+  const retrysafe_sink_config c{
+      .destination = text(kept.destination),
+      .database = text(kept.database),
+      .options = options.data(),
+      .option_count = options.size(),
+      .allowed_addresses = text(kept.allowed_addresses),
+      .log = kept.log ? kept.log : [](const char *) {},
+  };
+  char message[512] = "";
+  const SignalsBlocked guard;
+  sink->handle_ = module->open(&c, message, sizeof message);
+  if (sink->handle_) return sink;
+  *error = message[0] ? message : "the sink could not be opened";
+  return nullptr;
+}
+
+Sink::~Sink() {
+  const SignalsBlocked guard;
+  if (handle_) module_->close(handle_);
+}
+
+int Sink::wait_fd() const {
+  return module_->wait_fd(handle_);
+}
+
+bool Sink::submit(const retrysafe_event &event) {
+  const SignalsBlocked guard;
+  return module_->submit(handle_, &event) != 0;
+}
+
+void Sink::flush() {
+  const SignalsBlocked guard;
+  module_->flush(handle_);
+}
+
+size_t Sink::collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms) {
+  const SignalsBlocked guard;
+  return module_->collect(handle_, outcomes.data(), outcomes.size(), timeout_ms);
+}
+
+}  // namespace retrysafe::sink
