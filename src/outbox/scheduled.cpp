@@ -18,8 +18,10 @@ constinit pg::Statement move_batch{
     "   WHERE deliver_after <= $3 ORDER BY deliver_after, created_at LIMIT 1000 FOR UPDATE SKIP LOCKED"
     "), held AS MATERIALIZED ("
     "  SELECT ordering_key, deliver_after, created_at FROM @.outbox_scheduled"
-    "   WHERE deliver_after <= (SELECT max(deliver_after) FROM due) AND ordering_key IS NOT NULL"
-    "     AND ctid NOT IN (SELECT tid FROM due)"
+    "   WHERE (deliver_after, created_at) <"
+    "         (SELECT deliver_after, created_at FROM due ORDER BY deliver_after DESC, created_at DESC LIMIT "
+    "1)"
+    "     AND ordering_key IS NOT NULL AND ctid NOT IN (SELECT tid FROM due)"
     "), moved AS ("
     "  DELETE FROM @.outbox_scheduled s USING due d"
     "   WHERE s.ctid = d.tid AND NOT EXISTS ("
@@ -53,9 +55,16 @@ int64 move_due_events() {
   for (;;) {
     CHECK_FOR_INTERRUPTS();
     const uint64 moved = pg::spi([&] {
-      return move_batch.run({pg::value(ObjectIdGetDatum(pg::extension().outbox_log_id_seq)),
-                             pg::value(FullTransactionIdGetDatum(transaction)),
-                             pg::value(TimestampTzGetDatum(now))});
+      // Statistics of a table that fills and empties all the time say nothing. A batch must not cost a scan
+      // of all delayed events.
+      const int nest = NewGUCNestLevel();
+      (void)set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
+                              false);
+      const uint64 rows = move_batch.run({pg::value(ObjectIdGetDatum(pg::extension().outbox_log_id_seq)),
+                                          pg::value(FullTransactionIdGetDatum(transaction)),
+                                          pg::value(TimestampTzGetDatum(now))});
+      AtEOXact_GUC(true, nest);
+      return rows;
     });
     if (moved == 0) return total;
     total += static_cast<int64>(moved);
