@@ -1,4 +1,5 @@
 // The loadable module. _PG_init runs in the postmaster when preloaded, else in the first backend that calls us.
+#include "idempotency/claims.hpp"
 #include "outbox/emit.hpp"
 #include "outbox/eras.hpp"
 #include "pg/boundary.hpp"
@@ -22,6 +23,7 @@ void _PG_init(void) {
     retrysafe::pg::watch_for_extension_changes();
     retrysafe::outbox::note_restore_at_start();
     retrysafe::outbox::watch_emitting_transactions();
+    retrysafe::idempotency::watch_claims();
     return Datum{0};
   });
 }

@@ -1,0 +1,48 @@
+// The keys that the current transaction began, and what became of them. Process memory: the lock on the key
+// is what other transactions see.
+//
+//   none ── begin ──> owned ── complete ──> completed
+//                       │ rollback of the subtransaction that began it
+//                       └──────────────────> lost ── begin ──> owned, or none when the answer was a saved one
+//
+// A rolled back subtransaction undoes its changes one by one: complete goes back to owned, begin to lost.
+#pragma once
+
+#include "idempotency/key.hpp"
+
+namespace retrysafe::idempotency {
+
+enum class ClaimState : uint8 {
+  kNone,       // known from earlier in the transaction, but nothing is claimed now
+  kOwned,      // begun here, not completed
+  kCompleted,  // begun and completed here
+  kLost,       // begun in a subtransaction that was rolled back: the key is free for others
+};
+
+struct Claim {
+  ClaimState state;
+  TimestampTz begun_at;
+  Interval *ttl;  // null: retrysafe.idem_retention
+  bytea *request_hash;
+  Key key;
+  uint64 hash;
+  Claim *same_hash;  // chain of keys with one hash
+  Claim *previous;   // chain of all claims of the transaction
+};
+
+// Null when the transaction never began the key.
+const Claim *find_claim(const Key &key);
+
+// For work that is allowed under a key only. True: the transaction owns it or has completed it. Else raises
+// kKeyNotOwned or kClaimLost.
+void require_claim(const Key &key);
+
+// The changes. Each is undone when the current subtransaction is rolled back.
+void claim_begun(const Key &key, TimestampTz begun_at, const Interval *ttl, const bytea *request_hash);
+void claim_completed(const Key &key);
+void claim_dropped(const Key &key);  // answered by somebody else's record, or forgotten
+
+// Called once from _PG_init.
+void watch_claims();
+
+}  // namespace retrysafe::idempotency
