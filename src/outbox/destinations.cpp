@@ -2,9 +2,12 @@
 
 #include <cstring>
 
+#include "outbox/emit.hpp"
 #include "outbox/eras.hpp"
 #include "outbox/log_identity.hpp"
 #include "outbox/options.hpp"
+#include "outbox/snapshot.hpp"
+#include "outbox/status.hpp"
 #include "pg/boundary.hpp"
 #include "pg/statement.hpp"
 
@@ -120,8 +123,7 @@ void check_policies(Definition *d) {
   check_interval("lease", d->lease, 100 * kMillisecond, kDay, "It must be from 100 milliseconds to 1 day.");
 }
 
-// --- what a kind asks of its creator
-// --------------------------------------------------------------------------
+// --- what a kind asks of its creator ---------------------------------------------------------------------
 
 bool is_kind(const Definition &d, const char *kind) {
   return strcmp(d.kind, kind) == 0;
@@ -188,8 +190,7 @@ void check_may_alter(const Definition &d) {
         "must be member of role \"%s\" to alter destination \"%s\"", d.run_as, d.name);
 }
 
-// --- rows
-// -----------------------------------------------------------------------------------------------------
+// --- rows ------------------------------------------------------------------------------------------------
 
 constinit pg::Statement insert_destination{
     "INSERT INTO @.outbox_destinations (name, kind, options, event_types, shards, max_attempts, backoff, "
@@ -229,6 +230,15 @@ constinit pg::Statement insert_shards{
     "SELECT $1, shard, $3 FROM generate_series(0, $2 - 1) AS shard",
     {INT4OID, INT4OID, INT8OID}};
 
+constinit pg::Statement lock_shards{
+    "SELECT FROM @.outbox_shards WHERE destination = $1 ORDER BY shard FOR UPDATE", {INT4OID}};
+
+constinit pg::Statement highest_token{"SELECT max(token) FROM @.outbox_shards WHERE destination = $1",
+                                      {INT4OID}};
+
+// Their progress goes with them.
+constinit pg::Statement delete_shards{"DELETE FROM @.outbox_shards WHERE destination = $1", {INT4OID}};
+
 Interval *interval_at(const pg::Row &row, int column, MemoryContext memory) {
   auto *copy = static_cast<Interval *>(MemoryContextAlloc(memory, sizeof(Interval)));
   *copy = *DatumGetIntervalP(row.datum(column));
@@ -258,34 +268,10 @@ void load_locked(const char *name, Definition *d, MemoryContext memory) {
   if (!found) raise_unknown_destination(name);
 }
 
-// --- where a destination starts
-// -------------------------------------------------------------------------------
+// --- where a destination starts --------------------------------------------------------------------------
 
 constinit pg::Statement last_position{
     "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM @.outbox_log_id_seq", {}};
-
-// Our own transaction is not in our own snapshot's list of running ones; events that it emits are not done.
-constinit pg::Statement snapshot_now{
-    "SELECT least(pg_snapshot_xmin(s), own) || ':' || pg_snapshot_xmax(s) || ':' || coalesce((SELECT "
-    "string_agg("
-    "x::text, ',' ORDER BY x) FROM (SELECT pg_snapshot_xip(s) AS x UNION SELECT own WHERE own < "
-    "pg_snapshot_xmax(s))"
-    " AS running), '') FROM (SELECT pg_current_snapshot() AS s, pg_current_xact_id() AS own) AS now",
-    {}};
-
-constinit pg::Statement insert_window{
-    "INSERT INTO @.outbox_windows (destination, shard, window_no, era, floor, snapshot, next, ceiling, "
-    "taken_at) "
-    "SELECT $1, shard, 0, (SELECT max(era) FROM @.outbox_eras), $2, $3::pg_snapshot, $4::text::xid8, $5,"
-    " clock_timestamp() FROM @.outbox_shards WHERE destination = $1",
-    {INT4OID, INT8OID, TEXTOID, TEXTOID, INT8OID}};
-
-constinit pg::Statement insert_cursor{
-    "INSERT INTO @.outbox_batches (destination, shard, seq, window_no, position, token, delivered, parked,"
-    " total_delivered, total_parked, published_at) "
-    "SELECT $1, shard, 0, 0, $2, token, 0, 0, 0, 0, clock_timestamp() FROM @.outbox_shards WHERE destination "
-    "= $1",
-    {INT4OID, INT8OID}};
 
 int64 read_last_position() {
   last_position.run({});
@@ -309,25 +295,9 @@ int64 start_position(const char *text) {
   return position;
 }
 
-void store_start(int32 destination, int64 start) {
-  (void)ensure_era();
-  pg::spi([&] {
-    if (start > 0) {
-      insert_window.run({pg::value(destination), pg::value(start - 1), pg::value("3:3:"), pg::value("3"),
-                         pg::value(start - 1)});
-      insert_cursor.run({pg::value(destination), pg::value(start - 1)});
-      return;
-    }
-    const int64 floor = read_last_position();
-    snapshot_now.run({});
-    const char *snapshot = pg::Row(0).text_at(1, CurrentMemoryContext);
-    const FullTransactionId next = ReadNextFullTransactionId();
-    const int64 ceiling = read_last_position();
-    insert_window.run({pg::value(destination), pg::value(floor), pg::value(snapshot),
-                       pg::value(psprintf(UINT64_FORMAT, U64FromFullTransactionId(next))),
-                       pg::value(ceiling)});
-    insert_cursor.run({pg::value(destination), pg::value(ceiling)});
-  });
+StoredSnapshot start_of(int64 position) {
+  const Era era = ensure_era();
+  return position > 0 ? start_at(era.era, era.first_id, position) : take_snapshot(era.era, era.first_id);
 }
 
 }  // namespace
@@ -377,8 +347,33 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_create_destination) {
     pg::raise(kDestinationExists, "Change it with outbox_alter_destination, or choose another name.",
               "destination \"%s\" already exists", d.name);
   pg::spi([&] { insert_shards.run({pg::value(d.destination), pg::value(d.shards), pg::value(int64{0})}); });
-  store_start(d.destination, start);
+  store_start(d.destination, start_of(start));
+  announce_at_commit();
   PG_RETURN_INT32(d.destination);
+}
+
+// The new shards start where the old ones are: behind everything. Nobody claims or records meanwhile, since
+// the rows of the shards are locked; an event that commits meanwhile is not in `now`, so the new shards will
+// read it.
+static void change_shards(const Definition &d, int32 old_shards, ArrayType *old_event_types) {
+  check_identity();
+  const int64 token = pg::spi([&] {
+    lock_shards.run({pg::value(d.destination)});
+    highest_token.run({pg::value(d.destination)});
+    return pg::Row(0).int64_at(1);
+  });
+  const StoredSnapshot now = start_of(0);
+  if (has_pending(d.destination, old_shards, old_event_types, now))
+    pg::raise(kEventsPending,
+              "Wait until outbox_status shows no backlog; settle dead letters with outbox_retry or "
+              "outbox_discard.",
+              "the shards of destination \"%s\" cannot change while events are pending", d.name);
+  pg::spi([&] {
+    delete_shards.run({pg::value(d.destination)});
+    // A fencing token never comes back: whoever still holds a shard of old is refused.
+    insert_shards.run({pg::value(d.destination), pg::value(d.shards), pg::value(token + 1)});
+  });
+  store_start(d.destination, now);
 }
 
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
@@ -387,6 +382,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
   load_locked(name, &d, CurrentMemoryContext);
   check_may_alter(d);
   const int32 old_shards = d.shards;
+  ArrayType *const old_event_types = d.event_types;
   overlay(fcinfo, 2, &d);
   check_policies(&d);
   if (!PG_ARGISNULL(1)) {
@@ -396,16 +392,14 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
         DatumGetJsonbP(DirectFunctionCall2(jsonb_concat, JsonbPGetDatum(d.options), JsonbPGetDatum(patch)));
     check_options(&d, CurrentMemoryContext);
   }
-  if (d.shards != old_shards)
-    pg::raise(kEventsPending,
-              "Pause the emitters, wait until outbox_status shows no backlog, then try again.",
-              "the shards of destination \"%s\" cannot change while events are pending", name);
   pg::spi([&] {
     update_destination.run({pg::value(d.destination), pg::value(d.options), pg::value(d.event_types),
                             pg::value(d.shards), pg::value(d.max_attempts), pg::value(d.backoff),
                             pg::value(d.backoff_max), pg::value(d.on_exhausted), pg::value(d.batch_events),
                             pg::value(d.batch_bytes), pg::value(d.lease)});
   });
+  if (d.shards != old_shards) change_shards(d, old_shards, old_event_types);
+  announce_at_commit();
   PG_RETURN_VOID();
 }
 
@@ -418,6 +412,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_drop_destination) {
 static void pause(const char *name, bool paused) {
   (void)locked_destination(name);
   pg::spi([&] { set_paused.run({pg::value(name), pg::value(paused)}); });
+  announce_at_commit();
 }
 
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_pause) {

@@ -40,6 +40,7 @@ constinit pg::Statement insert_into_scheduled{
     {TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
 constinit bool emitted = false;
+constinit bool announce = false;
 
 // --- what an event may look like
 // -------------------------------------------------------------------------------
@@ -250,13 +251,13 @@ bool emit(const NewEvent &event, int64 *id) {
   }
 }
 
-void after_commit() noexcept {
-  if (emitted) runtime::announce_commit();
-  emitted = false;
+void forget() noexcept {
+  emitted = announce = false;
 }
 
-void forget() noexcept {
-  emitted = false;
+void after_commit() noexcept {
+  if (emitted || announce) runtime::announce_commit();
+  forget();
 }
 
 constexpr pg::XactSubscriber subscriber{
@@ -273,6 +274,10 @@ constexpr pg::XactSubscriber subscriber{
 
 bool transaction_has_emitted() {
   return emitted;
+}
+
+void announce_at_commit() {
+  announce = true;
 }
 
 void watch_emitting_transactions() {

@@ -6,6 +6,9 @@ namespace retrysafe::outbox {
 // True when this transaction has written an event, also when a savepoint has taken it back since.
 bool transaction_has_emitted();
 
+// Wakes the workers when this transaction commits: for whatever gives them work besides an event.
+void announce_at_commit();
+
 // Called once from _PG_init.
 void watch_emitting_transactions();
 

@@ -6,8 +6,10 @@
 
 #include <cstring>
 
+#include "outbox/emit.hpp"
 #include "outbox/engine.hpp"
 #include "outbox/log_identity.hpp"
+#include "outbox/snapshot.hpp"
 #include "pg/boundary.hpp"
 #include "pg/statement.hpp"
 #include "settings.hpp"
@@ -80,11 +82,32 @@ bool identity_differs(const Era &era, const char **why) {
   return true;
 }
 
-// Whoever held a shard in the original does not hold it here, and its batches are void.
-constinit pg::Statement free_shards{
-    "UPDATE @.outbox_shards SET token = token + 1, holder = NULL, holder_pid = NULL, lease_until = NULL,"
-    " failures = 0, retry_at = NULL",
-    {}};
+constinit pg::Statement lock_shards{
+    "SELECT destination, shard FROM @.outbox_shards ORDER BY destination, shard FOR UPDATE", {}};
+
+// Back-off is about the network of the original.
+constinit pg::Statement end_backoff{
+    "UPDATE @.outbox_shards SET lease_until = NULL, failures = 0, retry_at = NULL", {}};
+
+struct ShardNumber {
+  int32 destination, shard;
+};
+
+void begin_era_for_all_shards() {
+  Era era;
+  if (!current_era(&era)) elog(ERROR, "retrysafe: the new era is not there");
+  const StoredSnapshot now = take_snapshot(era.era, era.first_id);
+  MemoryContext memory = CurrentMemoryContext;
+  uint64 count = 0;
+  auto *shards = pg::spi([&] {
+    count = lock_shards.run({});
+    auto *list = static_cast<ShardNumber *>(MemoryContextAlloc(memory, (count + 1) * sizeof(ShardNumber)));
+    for (uint64 i = 0; i < count; ++i) list[i] = {pg::Row(i).int32_at(1), pg::Row(i).int32_at(2)};
+    end_backoff.run({});
+    return list;
+  });
+  for (uint64 i = 0; i < count; ++i) begin_era_for_shard(shards[i].destination, shards[i].shard, now);
+}
 
 }  // namespace
 
@@ -151,6 +174,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_consent) {
     pg::raise(kConsentRefused, "The view outbox_status shows whether publishing is suspended.",
               "there is nothing to consent to");
   begin_era(era.era + 1, fork ? new_log_uuid() : era.log);
-  pg::spi([] { free_shards.run({}); });
+  begin_era_for_all_shards();
+  announce_at_commit();
   PG_RETURN_VOID();
 }

@@ -1,0 +1,269 @@
+#include "outbox/status.hpp"
+
+#include <algorithm>
+
+#include "core/routing.hpp"
+#include "outbox/cursor.hpp"
+#include "outbox/destinations.hpp"
+#include "outbox/emit.hpp"
+#include "outbox/snapshot.hpp"
+#include "pg/boundary.hpp"
+#include "pg/index_scan.hpp"
+#include "pg/statement.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+// An event of the log, as far as its way to a destination depends on it.
+struct Traits {
+  int64 id;
+  uint64 txid;
+  const text *event_type;
+  const text *ordering_key;  // null: none
+};
+
+std::string_view view(const text *t) {
+  return {VARDATA_ANY(t), VARSIZE_ANY_EXHDR(t)};
+}
+
+bool wants(ArrayType *event_types, const text *event_type) {
+  if (!event_types) return true;
+  ArrayIterator iterator = array_create_iterator(event_types, 0, nullptr);
+  Datum pattern;
+  bool null;
+  bool found = false;
+  while (!found && array_iterate(iterator, &pattern, &null))
+    found = !null && type_matches(view(DatumGetTextPP(pattern)), view(event_type));
+  array_free_iterator(iterator);
+  return found;
+}
+
+int32 shard_of(const Traits &event, int32 shards) {
+  const auto count = static_cast<uint32>(shards);
+  return static_cast<int32>(event.ordering_key ? retrysafe::shard_of(view(event.ordering_key), count)
+                                               : retrysafe::shard_of(event.id, count));
+}
+
+struct BatchEnd {
+  int64 seq;
+  int64 window_no;
+  int64 position;
+  TimestampTz published_at;
+
+  bool covers(int64 window, int64 id) const {
+    return window_no > window || (window_no == window && position >= id);
+  }
+};
+
+// The batch of that number, or the first (direction forward) or last one of all for seq -1.
+bool load_batch(int32 destination, int32 shard, int64 seq, ScanDirection direction, BatchEnd *batch) {
+  const pg::Extension &e = pg::extension();
+  ScanKeyData keys[3];
+  pg::int4_equals(&keys[0], 1, destination);
+  pg::int4_equals(&keys[1], 2, shard);
+  pg::int8_compares(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, seq);
+  pg::IndexScan scan =
+      pg::begin_scan(e.outbox_batches, e.outbox_batches_pkey, GetActiveSnapshot(), keys, seq < 0 ? 2 : 3);
+  const bool found = scan.next(direction);
+  if (found) {
+    bool null;
+    batch->seq = DatumGetInt64(scan.datum(3, &null));
+    batch->window_no = DatumGetInt64(scan.datum(4, &null));
+    batch->position = DatumGetInt64(scan.datum(5, &null));
+    batch->published_at = DatumGetTimestampTz(scan.datum(11, &null));
+  }
+  scan.end();
+  return found;
+}
+
+int64 first_window(int32 destination, int32 shard) {
+  const pg::Extension &e = pg::extension();
+  ScanKeyData keys[2];
+  pg::int4_equals(&keys[0], 1, destination);
+  pg::int4_equals(&keys[1], 2, shard);
+  pg::IndexScan scan = pg::begin_scan(e.outbox_windows, e.outbox_windows_pkey, GetActiveSnapshot(), keys, 2);
+  bool null;
+  const int64 number = scan.next() ? DatumGetInt64(scan.datum(3, &null)) : -1;
+  scan.end();
+  return number;
+}
+
+bool window_sees(int32 destination, int32 shard, int64 window_no, const Traits &event) {
+  StoredWindow *window = load_window(destination, shard, window_no);
+  const bool seen = window && window->snapshot.sees(event.id, event.txid);
+  if (window) pfree(window);
+  return seen;
+}
+
+// The window that brought the event: windows are nested, so it is the first one that sees it. -1: none does.
+int64 window_of(int32 destination, int32 shard, const Traits &event, int64 last) {
+  int64 low = first_window(destination, shard);
+  if (low < 0 || !window_sees(destination, shard, last, event)) return -1;
+  int64 high = last;
+  while (low < high) {
+    const int64 middle = low + (high - low) / 2;
+    if (window_sees(destination, shard, middle, event))
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  // A window that was left half read when the era changed: the rest came with the first window of the new
+  // era.
+  for (; low < last; ++low) {
+    StoredWindow *next = load_window(destination, shard, low + 1);
+    const bool left_before = next && next->resumed_at >= 0 && event.id > next->resumed_at;
+    if (next) pfree(next);
+    if (!left_before) break;
+  }
+  return low;
+}
+
+enum class Fate { kNotWanted, kPending, kRecorded };
+
+struct Parked {
+  bool found;
+  Fate fate;
+  TimestampTz settled_at;
+};
+
+Parked parked(int32 destination, int32 shard, int64 id) {
+  const pg::Extension &e = pg::extension();
+  ScanKeyData keys[3];
+  pg::int4_equals(&keys[0], 1, destination);
+  pg::int4_equals(&keys[1], 2, shard);
+  pg::int8_compares(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, id);
+  pg::IndexScan scan = pg::begin_scan(e.outbox_parked, e.outbox_parked_pkey, GetActiveSnapshot(), keys, 3);
+  Parked result{};
+  result.found = scan.next();
+  if (result.found) {
+    bool null;
+    const std::string_view state = view(DatumGetTextPP(scan.datum(4, &null)));
+    result.fate = state == "delivered"   ? Fate::kRecorded
+                  : state == "discarded" ? Fate::kNotWanted
+                                         : Fate::kPending;
+    result.settled_at = DatumGetTimestampTz(scan.datum(9, &null));
+  }
+  scan.end();
+  return result;
+}
+
+Fate fate_at(int32 destination, int32 shards, ArrayType *event_types, const Traits &event,
+             TimestampTz *when) {
+  if (!wants(event_types, event.event_type)) return Fate::kNotWanted;
+  const int32 shard = shard_of(event, shards);
+  BatchEnd last;
+  if (!load_batch(destination, shard, -1, BackwardScanDirection, &last)) return Fate::kPending;
+  const int64 window = window_of(destination, shard, event, last.window_no);
+  if (window == 0) return Fate::kNotWanted;  // from before the start of the destination
+  if (window < 0 || !last.covers(window, event.id)) return Fate::kPending;
+  const Parked exception = parked(destination, shard, event.id);
+  if (exception.found) {
+    *when = exception.settled_at;
+    return exception.fate;
+  }
+  BatchEnd first;
+  load_batch(destination, shard, -1, ForwardScanDirection, &first);
+  int64 low = first.seq;
+  int64 high = last.seq;
+  *when = last.published_at;
+  while (low < high) {
+    const int64 middle = low + (high - low) / 2;
+    BatchEnd batch;
+    if (load_batch(destination, shard, middle, ForwardScanDirection, &batch) &&
+        batch.covers(window, event.id)) {
+      high = middle;
+      *when = batch.published_at;
+    } else {
+      low = middle + 1;
+    }
+  }
+  if (low == first.seq) *when = first.published_at;
+  return Fate::kRecorded;
+}
+
+Traits traits(pg::IndexScan &scan) {
+  bool null;
+  Traits event;
+  event.id = DatumGetInt64(scan.datum(1, &null));
+  event.txid = DatumGetUInt64(scan.datum(2, &null));
+  event.event_type = DatumGetTextPP(scan.datum(6, &null));
+  const Datum key = scan.datum(7, &null);
+  event.ordering_key = null ? nullptr : DatumGetTextPP(key);
+  return event;
+}
+
+constinit pg::Statement select_parked{
+    "SELECT FROM @.outbox_parked WHERE destination = $1 AND state IN ('retry', 'blocked', 'dead') LIMIT 1",
+    {INT4OID}};
+
+}  // namespace
+
+// Rows at or below every shard's floor and cursor whose transactions ended before every shard's snapshot are
+// recorded; the others are found by id or by txid.
+bool has_pending(int32 destination, int32 shards, ArrayType *event_types, const StoredSnapshot &upto) {
+  if (pg::spi([&] { return select_parked.run({pg::value(destination)}) > 0; })) return true;
+  int64 floor = upto.floor;
+  uint64 xmin = upto.xmin;
+  for (int32 shard = 0; shard < shards; ++shard) {
+    const Cursor cursor = load_cursor(destination, shard);
+    const StoredWindow *window = load_window(destination, shard, cursor.window_no);
+    if (!window) return true;
+    floor = std::min({floor, cursor.position, window->resumed_at >= 0 ? 0 : window->snapshot.floor});
+    xmin = std::min(xmin, window->snapshot.xmin);
+  }
+
+  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  PushActiveSnapshot(snapshot);
+  const pg::Extension &e = pg::extension();
+  ScanKeyData by_id, by_txid;
+  pg::int8_compares(&by_id, 1, BTGreaterStrategyNumber, F_INT8GT, floor);
+  ScanKeyEntryInitialize(&by_txid, 0, 1, BTGreaterEqualStrategyNumber, InvalidOid, InvalidOid, F_XID8GE,
+                         UInt64GetDatum(xmin));
+  bool found = false;
+  const auto look = [&](Oid index, ScanKey key) {
+    pg::IndexScan scan = pg::begin_scan(e.outbox_log, index, snapshot, key, 1);
+    while (!found && scan.next()) {
+      CHECK_FOR_INTERRUPTS();
+      const Traits event = traits(scan);
+      TimestampTz when;
+      found = upto.sees(event.id, event.txid) &&
+              fate_at(destination, shards, event_types, event, &when) == Fate::kPending;
+    }
+    scan.end();
+  };
+  look(e.outbox_log_pkey, &by_id);
+  look(e.outbox_log_txid, &by_txid);
+  PopActiveSnapshot();
+  UnregisterSnapshot(snapshot);
+  return found;
+}
+
+}  // namespace retrysafe::outbox
+
+using namespace retrysafe;
+using namespace retrysafe::outbox;
+
+// For the view outbox_events: when a destination recorded an event; infinity while it has not, null where it
+// does not want the event.
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_recorded_at) {
+  for (int i : {0, 1, 3, 4, 5})
+    if (PG_ARGISNULL(i)) PG_RETURN_NULL();
+  const Traits event{PG_GETARG_INT64(3), DatumGetUInt64(PG_GETARG_DATUM(4)), PG_GETARG_TEXT_PP(5),
+                     PG_ARGISNULL(6) ? nullptr : PG_GETARG_TEXT_PP(6)};
+  const int32 shards = PG_GETARG_INT32(1);
+  if (shards < 1) PG_RETURN_NULL();
+  TimestampTz when = 0;
+  switch (fate_at(PG_GETARG_INT32(0), shards, PG_ARGISNULL(2) ? nullptr : PG_GETARG_ARRAYTYPE_P(2), event,
+                  &when)) {
+    case Fate::kNotWanted:
+      PG_RETURN_NULL();
+    case Fate::kPending:
+      PG_RETURN_TIMESTAMPTZ(DT_NOEND);
+    case Fate::kRecorded:
+      break;
+  }
+  PG_RETURN_TIMESTAMPTZ(when);
+}

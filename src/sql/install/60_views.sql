@@ -1,0 +1,101 @@
+-- What operators look at. Depth and age come from the newest batch of each shard: no view but outbox_events and
+-- outbox_dead_letters reads events.
+
+CREATE FUNCTION @extschema@.outbox_recorded_at(
+  destination integer, shards integer, event_types text[], id bigint, txid xid8, event_type text, ordering_key text)
+RETURNS timestamptz LANGUAGE c STABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'retrysafe_outbox_recorded_at';
+COMMENT ON FUNCTION @extschema@.outbox_recorded_at(integer, integer, text[], bigint, xid8, text, text)
+IS 'when a destination recorded an event; infinity while it has not, null when it does not want it';
+
+CREATE VIEW @extschema@.outbox_events AS
+  SELECT l.id,
+         @extschema@.outbox_event_id(l.event_key, l.scope) AS event_id,
+         l.scope, l.idempotency_key, l.event_key, l.event_type, l.ordering_key, l.payload, l.headers, l.created_at,
+         l.txid,
+         (SELECT nullif(max(@extschema@.outbox_recorded_at(d.destination, d.shards, d.event_types, l.id, l.txid,
+                                                           l.event_type, l.ordering_key)), 'infinity')
+            FROM @extschema@.outbox_destinations d) AS sent_at
+    FROM @extschema@.outbox_log l;
+COMMENT ON VIEW @extschema@.outbox_events
+IS 'the log of events; sent_at is when the last destination that wants an event recorded it';
+
+CREATE VIEW @extschema@.outbox_scheduled_events AS
+  SELECT @extschema@.outbox_event_id(s.event_key, s.scope) AS event_id,
+         s.scope, s.idempotency_key, s.event_key, s.event_type, s.ordering_key, s.payload, s.headers, s.created_at,
+         s.deliver_after
+    FROM @extschema@.outbox_scheduled s;
+COMMENT ON VIEW @extschema@.outbox_scheduled_events IS 'events that are not due yet';
+
+CREATE VIEW @extschema@.outbox_dead_letters AS
+  SELECT d.name AS destination, p.id,
+         @extschema@.outbox_event_id(p.event_key, p.scope) AS event_id,
+         p.scope, p.idempotency_key, p.event_key, p.event_type, p.ordering_key, p.payload, p.headers, p.created_at,
+         p.reason, p.attempts, p.settled_at AS dead_since
+    FROM @extschema@.outbox_parked p JOIN @extschema@.outbox_destinations d USING (destination)
+   WHERE p.state = 'dead';
+COMMENT ON VIEW @extschema@.outbox_dead_letters
+IS 'events that a destination gave up on; see outbox_retry and outbox_discard';
+
+CREATE VIEW @extschema@.outbox_status AS
+  SELECT d.name, d.kind,
+         CASE WHEN suspended.reason IS NOT NULL THEN 'suspended'
+              WHEN d.paused THEN 'paused'
+              WHEN s.backing_off THEN 'backing off'
+              WHEN s.backlog = 0 AND waiting.events = 0 THEN 'idle'
+              WHEN s.holders IS NULL THEN 'unclaimed'
+              ELSE 'publishing' END AS state,
+         suspended.reason AS suspended_reason,
+         d.paused,
+         s.backlog,
+         pg_catalog.clock_timestamp() - least(waiting.oldest, (
+           SELECT l.created_at FROM @extschema@.outbox_log l WHERE l.id > s.position ORDER BY l.id LIMIT 1
+         )) AS oldest_pending_age,
+         s.delivered,
+         waiting.retry AS parked_retry, waiting.events - waiting.retry AS parked_blocked, dead.events AS dead,
+         s.failures, s.retry_at, s.last_error, s.error_at,
+         s.holders,
+         d.shards, d.event_types,
+         @extschema@.outbox_redacted_options(d.kind, d.options) AS options,
+         d.max_attempts, d.backoff, d.backoff_max, d.on_exhausted, d.batch_events, d.batch_bytes, d.lease,
+         d.run_as, d.created_at
+    FROM @extschema@.outbox_destinations d
+   CROSS JOIN (SELECT CASE WHEN q.is_called THEN q.last_value ELSE q.last_value - 1 END AS position
+                 FROM @extschema@.outbox_log_id_seq q) AS log
+   CROSS JOIN (SELECT @extschema@.outbox_suspended_reason() AS reason) AS suspended
+   CROSS JOIN LATERAL (
+           SELECT greatest(log.position - min(b.position), 0) AS backlog,
+                  min(b.position) AS position,
+                  sum(b.total_delivered)::bigint AS delivered,
+                  max(h.failures) AS failures,
+                  min(h.retry_at) FILTER (WHERE h.retry_at > pg_catalog.clock_timestamp()) AS retry_at,
+                  bool_and(coalesce(h.retry_at > pg_catalog.clock_timestamp(), false)) AS backing_off,
+                  (array_agg(h.last_error ORDER BY h.error_at DESC NULLS LAST))[1] AS last_error,
+                  max(h.error_at) AS error_at,
+                  array_agg(DISTINCT h.holder) FILTER (WHERE h.lease_until > pg_catalog.clock_timestamp()) AS holders
+             FROM @extschema@.outbox_shards h
+            CROSS JOIN LATERAL (SELECT n.position, n.total_delivered
+                                  FROM @extschema@.outbox_batches n
+                                 WHERE n.destination = h.destination AND n.shard = h.shard
+                                 ORDER BY n.destination DESC, n.shard DESC, n.seq DESC LIMIT 1) AS b
+            WHERE h.destination = d.destination) AS s
+   CROSS JOIN LATERAL (
+           SELECT count(*) AS events, count(*) FILTER (WHERE p.state = 'retry') AS retry, min(p.created_at) AS oldest
+             FROM @extschema@.outbox_parked p
+            WHERE p.destination = d.destination AND p.state IN ('retry', 'blocked')) AS waiting
+   CROSS JOIN LATERAL (
+           SELECT count(*) AS events FROM @extschema@.outbox_parked p
+            WHERE p.destination = d.destination AND p.state = 'dead') AS dead;
+COMMENT ON VIEW @extschema@.outbox_status
+IS 'one row for each destination: what it does, how far it is behind, what failed';
+COMMENT ON COLUMN @extschema@.outbox_status.backlog
+IS 'upper bound of the events that are not recorded yet: positions behind, whether or not the destination wants them';
+
+CREATE VIEW @extschema@.outbox_kind_options AS
+  SELECT k.kind, k.library, o.*
+    FROM (VALUES ('http', 'retrysafe_http'), ('postgres', 'retrysafe_postgres'), ('function', NULL), ('pull', NULL)
+          UNION ALL
+          SELECT r.kind, r.library FROM @extschema@.outbox_kinds r) AS k (kind, library)
+    LEFT JOIN LATERAL @extschema@.outbox_options_of_kind(k.kind) AS o ON true;
+COMMENT ON VIEW @extschema@.outbox_kind_options
+IS 'the kinds of destinations and the options that each takes; defaults of durations are in milliseconds';
