@@ -1,0 +1,273 @@
+"""Emitting: what a transaction writes is there if and only if it commits, whatever way it takes there."""
+import hashlib
+import pathlib
+import random
+import re
+import shutil
+import tempfile
+import threading
+import uuid
+
+import psycopg2
+import pytest
+
+from conftest import Pending, Server, make_database, run
+
+
+def emit(connection, event_key, payload="1", **options):
+    arguments = "".join(f", {name} => %s" for name in options)
+    return run(connection, f"SELECT outbox_emit(null, %s, 't', %s::jsonb{arguments})", event_key, payload,
+               *options.values())[0][0]
+
+
+def event_keys(db):
+    return [row[0] for row in db.sql("SELECT event_key FROM outbox_log ORDER BY id")]
+
+
+def error_code(function, *arguments, **options):
+    with pytest.raises(psycopg2.Error) as caught:
+        function(*arguments, **options)
+    return caught.value.pgcode
+
+
+# --- nothing rolled back stays, all the rest does (case 25) ------------------------------------------------------
+
+def test_savepoints_and_failed_transactions(db):
+    c = db.connect(autocommit=False)
+    emit(c, "kept-1")
+    run(c, "SAVEPOINT a")
+    emit(c, "undone-1")
+    run(c, "SAVEPOINT b")
+    emit(c, "undone-2")
+    run(c, "RELEASE b")
+    run(c, "ROLLBACK TO a")
+    emit(c, "kept-2")
+    c.commit()
+
+    emit(c, "undone-3")
+    assert error_code(run, c, "SELECT 1 / 0") == "22012"
+    assert error_code(emit, c, "undone-4") == "25P02"
+    c.commit()  # which the server turns into a rollback
+
+    emit(c, "undone-5")
+    c.rollback()
+    emit(c, "undone-1", "2")  # a key that was taken back is free for other content
+    c.commit()
+    assert event_keys(db) == ["kept-1", "kept-2", "undone-1"]
+
+
+def test_exception_block(db):
+    db.sql("""
+        DO $$
+        BEGIN
+          PERFORM retrysafe.outbox_emit(null, 'before', 't', '1');
+          BEGIN
+            PERFORM retrysafe.outbox_emit(null, 'inside', 't', '1');
+            PERFORM 1 / 0;
+          EXCEPTION WHEN division_by_zero THEN
+            PERFORM retrysafe.outbox_emit(null, 'handler', 't', '1');
+          END;
+          BEGIN
+            PERFORM retrysafe.outbox_emit(null, 'good block', 't', '1');
+          EXCEPTION WHEN OTHERS THEN NULL;
+          END;
+        END
+        $$""")
+    assert event_keys(db) == ["before", "handler", "good block"]
+    # All of it under one transaction id, subtransactions included: that is what readers go by.
+    assert db.value("SELECT count(DISTINCT txid) FROM outbox_log") == 1
+
+
+def test_trigger(db):
+    db.sql("CREATE TABLE orders (id int PRIMARY KEY, total numeric CHECK (total > 0))")
+    db.sql("""
+        CREATE FUNCTION emit_order() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+          PERFORM retrysafe.outbox_emit(null, 'order-' || NEW.id, 'order.created', to_jsonb(NEW), NEW.id::text);
+          RETURN NEW;
+        END
+        $$""")
+    db.sql("CREATE TRIGGER emit BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION emit_order()")
+    c = db.connect()
+    run(c, "INSERT INTO orders SELECT i, i FROM generate_series(1, 100) i")
+    assert error_code(run, c, "INSERT INTO orders VALUES (101, 1), (102, 0)") == "23514"
+    assert event_keys(db) == [f"order-{i}" for i in range(1, 101)]
+
+
+def test_prepared_transaction_survives_a_restart():
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp"))
+    directory.chmod(0o755)
+    server = Server(directory / "cluster")
+    try:
+        db = make_database(server)
+        c = db.connect()
+        for event_key, name, options in (("committed", "good", {}), ("rolled back", "bad", {}),
+                                         ("delayed", "delayed", {"deliver_after": "2100-01-01"})):
+            run(c, "BEGIN")
+            emit(c, event_key, **options)
+            run(c, f"PREPARE TRANSACTION '{name}'")
+        assert event_keys(db) == []
+        db.close()
+        server.pg_ctl("restart", "-m", "immediate")
+
+        # The event key is taken until the transaction is decided.
+        c = db.connect()
+        run(c, "SET lock_timeout = '200ms'")
+        assert error_code(emit, c, "committed") == "55P03"
+        assert error_code(emit, c, "delayed") == "55P03"
+        waiting = Pending(db, "SELECT outbox_emit(null, 'committed', 't', '1')")
+        assert waiting.blocks()
+        db.sql("COMMIT PREPARED 'good'")
+        db.sql("ROLLBACK PREPARED 'bad'")
+        db.sql("COMMIT PREPARED 'delayed'")
+        assert waiting.result() == [(db.value("SELECT id FROM outbox_log"),)]
+        assert event_keys(db) == ["committed"]
+        assert db.value("SELECT event_key FROM outbox_scheduled") == "delayed"
+        assert emit(c, "rolled back", "2") is not None
+        waiting.close()
+        db.close()
+    finally:
+        server.stop()
+        shutil.rmtree(directory)
+
+
+def test_many_events_in_one_transaction(db):
+    c = db.connect(autocommit=False)
+    run(c, "SELECT outbox_emit(null, 'e' || i, 't', to_jsonb(i)) FROM generate_series(1, 100000) i")
+    assert event_keys(db) == []
+    c.commit()
+    # Positions in the order of the emits.
+    assert db.sql("SELECT count(*), count(DISTINCT txid), bool_and(event_key = 'e' || n AND payload = to_jsonb(n)) "
+                  "FROM (SELECT *, row_number() OVER (ORDER BY id) n FROM outbox_log) l") == [(100000, 1, True)]
+
+
+def test_without_waiting_for_the_disk(db):
+    c = db.connect()
+    run(c, "SET synchronous_commit = off")
+    for i in range(100):
+        emit(c, f"e{i}")
+    assert event_keys(db) == [f"e{i}" for i in range(100)]
+
+
+def test_memory_of_a_long_session(db):
+    """200,000 emitting transactions in one session cost it less than 1 MB."""
+    c = db.connect()
+    run(c, "SET synchronous_commit = off")
+    pid = run(c, "SELECT pg_backend_pid()")[0][0]
+
+    def memory():
+        contexts = run(c, "SELECT sum(total_bytes)::bigint FROM pg_backend_memory_contexts")[0][0]
+        status = pathlib.Path(f"/proc/{pid}/status").read_text()
+        return contexts, int(re.search(r"RssAnon:\s+(\d+) kB", status).group(1)) * 1024
+
+    def transactions(first, last):
+        for start in range(first, last, 500):
+            # Each BEGIN … COMMIT is a transaction of its own, also within one message; every tenth one rolls back.
+            run(c, ";".join(f"BEGIN; SELECT outbox_emit(null, 'e{i}', 't', '1'); {'ROLLBACK' if i % 10 == 0 else 'COMMIT'}"
+                            for i in range(start, start + 500)))
+
+    transactions(0, 5000)
+    before = memory()
+    transactions(5000, 205000)
+    after = memory()
+    assert after[0] - before[0] < 1 << 20
+    assert after[1] - before[1] < 1 << 20
+    assert db.value("SELECT count(*) FROM outbox_log") == 205000 * 9 // 10
+
+
+# --- what goes in comes out (case 22) ----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("payload, stored", [
+    ('{}', '{}'),
+    ('null', 'null'),
+    (None, None),
+    ('"\\ud83d\\ude00 😀 \\u00e9 \\\\ \\" \\u0001"', '"😀 😀 é \\\\ \\" \\u0001"'),
+    ('[9007199254740993, 1.50, 1e3]', '[9007199254740993, 1.50, 1000]'),
+])
+def test_payload_is_stored_as_it_is(db, payload, stored):
+    emit(db.connect(), "e", payload)
+    assert db.value("SELECT payload::text FROM outbox_log") == stored
+
+
+@pytest.mark.parametrize("payload", ['"\\u0000"', '"\\ud83d"', '"\\ude00"', '{"\\ud83dx": 1}'])
+def test_payload_that_json_text_cannot_hold_is_refused(db, payload):
+    c = db.connect(autocommit=False)
+    run(c, "SAVEPOINT s")
+    assert error_code(emit, c, "e", payload) in ("22P02", "22P05")
+    run(c, "ROLLBACK TO s")
+    emit(c, "f")
+    c.commit()
+    assert event_keys(db) == ["f"]
+
+
+def test_event_keys_are_compared_byte_by_byte(db):
+    c = db.connect()
+    keys = ["k", "K", "k ", " k", "\u00e9", "e\u0301", "a\r\nb", "'\"%_*?\\", "$1", "😀", "x" * 255, "\x01\x7f"]
+    for key in keys:
+        emit(c, key)
+    assert event_keys(db) == keys
+    for key in ("", "x" * 256, "é" * 128, None):
+        assert error_code(emit, c, key) == "RS101"
+
+
+def test_event_id_can_be_computed_by_anybody(db):
+    c = db.connect()
+    log = str(uuid.uuid4())
+    run(c, "INSERT INTO outbox_eras VALUES (1, %s, 0, 1, 1, 1)", log)
+    for scope, key in (("", "e"), ("shop", "é😀"), ("a", "bc"), ("ab", "c")):
+        digest = bytearray(hashlib.sha256(uuid.UUID(log).bytes + scope.encode() + b"\0" + key.encode()).digest()[:16])
+        digest[6] = digest[6] & 0x0F | 0x80
+        digest[8] = digest[8] & 0x3F | 0x80
+        assert run(c, "SELECT outbox_event_id(%s, %s)::text", key, scope) == [(str(uuid.UUID(bytes=bytes(digest))),)]
+
+
+# --- many at once ------------------------------------------------------------------------------------------------
+
+def in_threads(count, function):
+    failures = []
+
+    def guarded(number):
+        try:
+            function(number)
+        except BaseException as failure:  # noqa: B902: shown below
+            failures.append(failure)
+
+    threads = [threading.Thread(target=guarded, args=(n,)) for n in range(count)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failures:
+        raise failures[0]
+
+
+def test_one_event_key_from_many_sessions(db):
+    ids = {}
+
+    def emit_all(number):
+        c = db.connect(autocommit=False)
+        for i in range(100):
+            ids[number, i] = emit(c, f"e{i}")
+            if random.random() < 0.3:
+                c.rollback()
+                del ids[number, i]
+            else:
+                c.commit()
+
+    in_threads(12, emit_all)
+    log = dict(db.sql("SELECT event_key, id FROM outbox_log"))
+    assert all(log[f"e{i}"] == position for (_, i), position in ids.items())
+
+
+def test_serializable_transactions_with_different_event_keys(db):
+    def emit_all(number):
+        c = db.connect(autocommit=False)
+        c.set_session(isolation_level="SERIALIZABLE")
+        for i in range(100):
+            emit(c, f"e{number}-{i}")
+            emit(c, f"d{number}-{i}", deliver_after="2100-01-01")
+            run(c, "SELECT outbox_cancel(%s)", f"d{number}-{i}")
+            c.commit()
+
+    in_threads(8, emit_all)
+    assert len(event_keys(db)) == 800
