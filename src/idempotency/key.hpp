@@ -4,6 +4,7 @@
 
 #include <string_view>
 
+#include "pg/text.hpp"
 #include "pg/server.hpp"
 
 namespace retrysafe::idempotency {
@@ -11,9 +12,7 @@ namespace retrysafe::idempotency {
 inline constexpr int kMaxKeyBytes = 255;
 inline constexpr int kMaxScopeBytes = 255;
 
-inline std::string_view bytes_of(const text *value) {
-  return {VARDATA_ANY(value), static_cast<size_t>(VARSIZE_ANY_EXHDR(value))};
-}
+using pg::bytes_of;
 
 struct Key {
   text *key;

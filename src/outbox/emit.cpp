@@ -3,9 +3,11 @@
 #include <cstring>
 
 #include "core/event_fields.hpp"
+#include "idempotency/claims.hpp"
 #include "outbox/event_key.hpp"
 #include "pg/boundary.hpp"
 #include "pg/statement.hpp"
+#include "pg/text.hpp"
 #include "pg/xact_events.hpp"
 #include "runtime/wakeup.hpp"
 #include "settings.hpp"
@@ -45,10 +47,6 @@ constinit bool announce = false;
 // --- what an event may look like
 // -------------------------------------------------------------------------------
 
-std::string_view view(const text *t) {
-  return {VARDATA_ANY(t), VARSIZE_ANY_EXHDR(t)};
-}
-
 text *text_argument(FunctionCallInfo fcinfo, int number) {
   return PG_ARGISNULL(number) ? nullptr : PG_GETARG_TEXT_PP(number);
 }
@@ -60,7 +58,7 @@ Jsonb *jsonb_argument(FunctionCallInfo fcinfo, int number) {
 void check_name(const text *name, const ErrorCode &code, const char *what) {
   const char *hint = psprintf("The %s is text of 1 to %zu bytes.", what, kMaxNameBytes);
   if (!name) pg::raise(code, hint, "%s must not be null", what);
-  const size_t size = view(name).size();
+  const size_t size = pg::bytes_of(name).size();
   if (size == 0) pg::raise(code, hint, "%s must not be empty", what);
   if (size > kMaxNameBytes) pg::raise(code, hint, "%s is too long: %zu bytes", what, size);
 }
@@ -69,14 +67,14 @@ void check_scope(const text *scope) {
   if (!scope)
     pg::raise(kInvalidScope, "Leave the scope out, or give text of at most 255 bytes.",
               "scope must not be null");
-  if (view(scope).size() > kMaxNameBytes)
+  if (pg::bytes_of(scope).size() > kMaxNameBytes)
     pg::raise(kInvalidScope, "The scope is text of at most 255 bytes.", "scope is too long: %zu bytes",
-              view(scope).size());
+              pg::bytes_of(scope).size());
 }
 
 void check_event_type(const text *type) {
   check_name(type, kInvalidEventType, "event type");
-  if (has_control_character(view(type)))
+  if (has_control_character(pg::bytes_of(type)))
     pg::raise(kInvalidEventType, "The event type travels in message headers; use printable characters.",
               "event type must not contain control characters");
 }
@@ -162,7 +160,7 @@ Jsonb *complete_headers(Jsonb *given) {
 // --------------------------------------------------------------------------------------
 
 bool same_text(const text *a, const text *b) {
-  return a && b ? view(a) == view(b) : a == b;
+  return a && b ? pg::bytes_of(a) == pg::bytes_of(b) : a == b;
 }
 
 // By the canonical text, so that 1.5 and 1.50 differ: consumers see every digit.
@@ -197,7 +195,8 @@ bool insert_immediate(const NewEvent &event, int64 *id) {
   // The reader of the log relies on this order: a transaction that has no id when a snapshot is taken draws
   // only positions above all that were drawn before.
   const FullTransactionId transaction = GetTopFullTransactionId();
-  // A new era locks out writers before it draws its first position: none may hold a position without this lock.
+  // A new era locks out writers before it draws its first position: none may hold a position without this
+  // lock.
   LockRelationOid(pg::extension().outbox_log, RowExclusiveLock);
   *id = nextval_internal(pg::extension().outbox_log_id_seq, false);
   return pg::spi([&] {
@@ -239,6 +238,8 @@ bool emit(const NewEvent &event, int64 *id) {
       *id = found.id;
       return found.place == Place::kLog;
     }
+    // Only now: a retry whose event is there already gets its position, whether or not it owns the key.
+    if (event.idempotency_key) idempotency::require_claim({event.idempotency_key, event.scope});
     emitted = true;
     if (event.delayed) {
       if (!insert_delayed(event)) continue;
@@ -295,7 +296,6 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_emit) {
   PreventCommandIfParallelMode("outbox_emit()");
 
   NewEvent event{};
-  event.idempotency_key = text_argument(fcinfo, 0);
   event.event_key = text_argument(fcinfo, 1);
   event.event_type = text_argument(fcinfo, 2);
   event.payload = jsonb_argument(fcinfo, 3);
@@ -304,7 +304,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_emit) {
   event.scope = text_argument(fcinfo, 7);
 
   check_scope(event.scope);
-  if (event.idempotency_key) check_name(event.idempotency_key, kInvalidKey, "key");
+  if (!PG_ARGISNULL(0)) event.idempotency_key = idempotency::key_argument(fcinfo, 0, 7).key;
   check_name(event.event_key, kInvalidEventKey, "event key");
   check_event_type(event.event_type);
   if (event.ordering_key) check_name(event.ordering_key, kInvalidOrderingKey, "ordering key");

@@ -5,6 +5,7 @@
 #include "outbox/log_identity.hpp"
 #include "pg/boundary.hpp"
 #include "pg/digest.hpp"
+#include "pg/text.hpp"
 
 namespace retrysafe::outbox {
 
@@ -14,10 +15,6 @@ namespace {
 std::string_view to_utf8(std::string_view text) {
   const char *converted = pg_server_to_any(text.data(), static_cast<int>(text.size()), PG_UTF8);
   return converted == text.data() ? text : std::string_view(converted);
-}
-
-std::string_view text_view(const text *t) {
-  return {VARDATA_ANY(t), VARSIZE_ANY_EXHDR(t)};
 }
 
 }  // namespace
@@ -46,8 +43,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_event_id) {
     *log = era.log;
     fcinfo->flinfo->fn_extra = log;
   }
-  const Uuid id = outbox::event_id(*log, outbox::text_view(PG_GETARG_TEXT_PP(1)),
-                                   outbox::text_view(PG_GETARG_TEXT_PP(0)));
+  const Uuid id =
+      outbox::event_id(*log, pg::bytes_of(PG_GETARG_TEXT_PP(1)), pg::bytes_of(PG_GETARG_TEXT_PP(0)));
   auto *result = static_cast<pg_uuid_t *>(palloc(sizeof(pg_uuid_t)));
   std::memcpy(result->data, id.data(), id.size());
   PG_RETURN_UUID_P(result);
