@@ -28,6 +28,9 @@ SELECT pg_temp.try($$outbox_emit(null, 'e1', 't', '1', scope => repeat('s', 255)
 SELECT pg_temp.try($$outbox_emit(null, 'e', 't', '1', scope => repeat('s', 256))$$);
 SELECT pg_temp.try($$outbox_emit('', 'e', 't', '1')$$);
 SELECT pg_temp.try($$outbox_emit(repeat('k', 256), 'e', 't', '1')$$);
+-- A key that this transaction has not begun
+SELECT pg_temp.try($$outbox_emit('k', 'e', 't', '1')$$);
+SELECT pg_temp.try($$outbox_emit('k', 'e', 't', '1', deliver_after => '2100-01-01')$$);
 -- Event type
 SELECT pg_temp.try($$outbox_emit(null, 'e', null, '1')$$);
 SELECT pg_temp.try($$outbox_emit(null, 'e', '', '1')$$);
