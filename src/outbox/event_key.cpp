@@ -52,15 +52,6 @@ FoundEvent copy_event(const EventTable &in, pg::IndexScan &scan) {
   return event;
 }
 
-// A row of this very statement is not in the statement's snapshot either, but it is ours.
-bool snapshot_can_see(const pg::IndexScan &scan) {
-  if (!IsolationUsesXactSnapshot()) return true;
-  bool null;
-  const Datum xmin = slot_getsysattr(scan.slot, MinTransactionIdAttributeNumber, &null);
-  return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin)) ||
-         table_tuple_satisfies_snapshot(scan.table, scan.slot, GetActiveSnapshot());
-}
-
 FoundEvent find_in(Place place, Datum event_key, Datum scope) {
   const EventTable in = event_table(place);
   for (;;) {
@@ -76,7 +67,7 @@ FoundEvent find_in(Place place, Datum event_key, Datum scope) {
     const TransactionId inserter = dirty.xmin;
     const TransactionId writer = TransactionIdIsValid(inserter) ? inserter : dirty.xmax;
     if (!TransactionIdIsValid(writer)) {
-      if (!snapshot_can_see(scan))
+      if (!scan.transaction_can_see())
         pg::raise_serialization_failure(
             "could not serialize access: the event key was used by a transaction that this one cannot see",
             "Retry the transaction.");

@@ -12,6 +12,7 @@ namespace retrysafe::pg {
 #define RETRYSAFE_RELATIONS(X) \
   X(idem_records)              \
   X(idem_records_pkey)         \
+  X(idempotency_records)       \
   X(outbox_log)                \
   X(outbox_log_pkey)           \
   X(outbox_log_event_key)      \

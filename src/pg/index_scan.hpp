@@ -19,6 +19,16 @@ struct IndexScan {
 
   Datum datum(AttrNumber column, bool *null) { return slot_getattr(slot, column, null); }
 
+  // Whether the current row is in the snapshot of a REPEATABLE READ or SERIALIZABLE transaction, or its own. Always
+  // true in READ COMMITTED, where the next statement sees everything that is committed now.
+  bool transaction_can_see() {
+    if (!IsolationUsesXactSnapshot()) return true;
+    bool null;
+    const Datum xmin = slot_getsysattr(slot, MinTransactionIdAttributeNumber, &null);
+    return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin)) ||
+           table_tuple_satisfies_snapshot(table, slot, GetActiveSnapshot());
+  }
+
   // Locks stay until the end of the transaction, as the executor's do.
   void end() {
     index_endscan(scan);

@@ -1,0 +1,51 @@
+#include "idempotency/expiry.hpp"
+
+#include "pg/boundary.hpp"
+#include "pg/error.hpp"
+#include "pg/statement.hpp"
+#include "settings.hpp"
+
+namespace retrysafe::idempotency {
+
+namespace {
+
+constinit pg::Statement kRemoveRecords{
+    "DELETE FROM @.idem_records WHERE ctid = ANY (ARRAY("
+    "SELECT ctid FROM @.idem_records WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP "
+    "LOCKED))",
+    {TIMESTAMPTZOID, INT8OID}};
+
+constinit pg::Statement kRemoveMessages{
+    "DELETE FROM @.inbox_messages WHERE ctid = ANY (ARRAY("
+    "SELECT ctid FROM @.inbox_messages WHERE seen_at <= $1 ORDER BY seen_at LIMIT $2 FOR UPDATE SKIP "
+    "LOCKED))",
+    {TIMESTAMPTZOID, INT8OID}};
+
+}  // namespace
+
+int64 remove_expired(int64 max_rows) {
+  const TimestampTz now = GetCurrentTimestamp();
+  const TimestampTz oldest_message = now - settings::inbox_retention * USECS_PER_SEC;
+  return pg::spi([&] {
+    uint64 removed = kRemoveRecords.run({pg::value(TimestampTzGetDatum(now)), pg::value(max_rows)});
+    removed += kRemoveMessages.run({pg::value(TimestampTzGetDatum(oldest_message)), pg::value(max_rows)});
+    return static_cast<int64>(removed);
+  });
+}
+
+}  // namespace retrysafe::idempotency
+
+using namespace retrysafe;
+
+// idem_cleanup(max_rows) → bigint
+RETRYSAFE_SQL_FUNCTION(retrysafe_idem_cleanup) {
+  // An older snapshot would fail on rows that were replaced since, and under SERIALIZABLE the scan could make
+  // business transactions fail.
+  if (IsolationUsesXactSnapshot())
+    pg::raise(kWrongIsolation, "Run it in a READ COMMITTED transaction of its own.",
+              "idem_cleanup needs the isolation level READ COMMITTED");
+  if (PG_ARGISNULL(0) || PG_GETARG_INT32(0) < 1)
+    pg::raise(kInvalidParameter, "It bounds how many rows of each kind one call removes.",
+              "max_rows must be 1 or more");
+  PG_RETURN_INT64(idempotency::remove_expired(PG_GETARG_INT32(0)));
+}
