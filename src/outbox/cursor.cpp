@@ -25,6 +25,7 @@ Cursor load_cursor(int32 destination, int32 shard) {
   cursor.seq = DatumGetInt64(scan.datum(3, &null));
   cursor.window_no = DatumGetInt64(scan.datum(4, &null));
   cursor.position = DatumGetInt64(scan.datum(5, &null));
+  cursor.writer = DatumGetTransactionId(slot_getsysattr(scan.slot, MinTransactionIdAttributeNumber, &null));
   cursor.total_delivered = DatumGetInt64(scan.datum(9, &null));
   cursor.total_parked = DatumGetInt64(scan.datum(10, &null));
   scan.end();

@@ -9,6 +9,7 @@ struct Cursor {
   int64 seq;
   int64 window_no;
   int64 position;  // all of the window up to here is recorded
+  TransactionId writer;  // xmin of the row: a row of the same seq that another transaction wrote is another cursor
   int64 total_delivered;
   int64 total_parked;
 };

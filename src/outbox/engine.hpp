@@ -71,7 +71,8 @@ struct Batch {
   StoredSnapshot window;
   int64 from, to;           // positions within the window: recording moves the cursor to `to`
   int32 event_count;        // 0: nothing to send, but progress to record
-  int32 already_parked;     // events of the range that an earlier holder parked; they are not in `events`
+  int32 already_parked;     // events of the range that are parked already, which are not in `events`
+  uint32 check;             // over the ids of all events of the range, see core/batch_handle.hpp
   Event *events;            // in the order to send: due parked events first, then those from the log
 };
 

@@ -188,6 +188,7 @@ void store_start(int32 destination, const StoredSnapshot &start) {
 
 void begin_era_for_shard(int32 destination, int32 shard, const StoredSnapshot &snapshot) {
   const Cursor cursor = load_cursor(destination, shard);
+  flush_wal();  // as for every window before something of it is published
   pg::spi([&] {
     // Whoever holds a batch of the old era is too late with it.
     end_leases.run({pg::value(destination), pg::value(shard)});

@@ -64,4 +64,9 @@ inline void int8_compares(ScanKey key, AttrNumber index_column, StrategyNumber s
   ScanKeyEntryInitialize(key, 0, index_column, strategy, InvalidOid, InvalidOid, procedure, Int64GetDatum(number));
 }
 
+inline void xid8_compares(ScanKey key, AttrNumber index_column, StrategyNumber strategy, RegProcedure procedure,
+                          uint64 txid) {
+  ScanKeyEntryInitialize(key, 0, index_column, strategy, InvalidOid, InvalidOid, procedure, UInt64GetDatum(txid));
+}
+
 }  // namespace retrysafe::pg

@@ -1,0 +1,21 @@
+// Columns of outbox_log and outbox_parked by number, for scans without the planner.
+#pragma once
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace log_column {
+enum : AttrNumber {
+  kId = 1, kTxid, kScope, kIdempotencyKey, kEventKey, kEventType, kOrderingKey, kPayload, kHeaders, kCreatedAt
+};
+}  // namespace log_column
+
+namespace parked_column {
+enum : AttrNumber {
+  kDestination = 1, kShard, kId, kState, kAttempts, kRetryAt, kReason, kParkedAt, kSettledAt,
+  kTxid, kScope, kIdempotencyKey, kEventKey, kEventType, kOrderingKey, kPayload, kHeaders, kCreatedAt
+};
+}  // namespace parked_column
+
+}  // namespace retrysafe::outbox

@@ -1,0 +1,273 @@
+#include "outbox/parked.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/backoff.hpp"
+#include "outbox/event_reading.hpp"
+#include "outbox/log_columns.hpp"
+#include "pg/extension.hpp"
+#include "pg/index_scan.hpp"
+#include "pg/random.hpp"
+#include "pg/statement.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+// How many rows of the index of due ones are looked at in one go.
+constexpr int kDueBound = 1000;
+
+// The waiting, or the dead, events of a key above a position, in order.
+pg::IndexScan scan_key(Oid index, int32 destination, int32 shard, const char *ordering_key, int64 after, ::Snapshot snapshot) {
+  ScanKeyData keys[4];
+  pg::int4_equals(&keys[0], 1, destination);
+  pg::int4_equals(&keys[1], 2, shard);
+  pg::text_equals(&keys[2], 3, CStringGetTextDatum(ordering_key));
+  pg::int8_compares(&keys[3], 4, BTGreaterStrategyNumber, F_INT8GT, after);
+  return pg::begin_scan(pg::extension().outbox_parked, index, snapshot, keys, 4);
+}
+
+int64 id_of(pg::IndexScan *scan) {
+  bool null;
+  return DatumGetInt64(scan->datum(parked_column::kId, &null));
+}
+
+bool state_is(pg::IndexScan *scan, const char *state) {
+  bool null;
+  const text *value = DatumGetTextPP(scan->datum(parked_column::kState, &null));
+  return VARSIZE_ANY_EXHDR(value) == strlen(state) && memcmp(VARDATA_ANY(value), state, strlen(state)) == 0;
+}
+
+// The first event of the key in that index; PG_INT64_MAX when there is none.
+int64 first_of_key(Oid index, int32 destination, int32 shard, const char *ordering_key, ::Snapshot snapshot) {
+  pg::IndexScan scan = scan_key(index, destination, shard, ordering_key, PG_INT64_MIN, snapshot);
+  const int64 id = scan.next() ? id_of(&scan) : PG_INT64_MAX;
+  scan.end();
+  return id;
+}
+
+// The smallest position of the key that holds back later ones.
+int64 first_holder(const Destination &d, int32 shard, const char *ordering_key, ::Snapshot snapshot) {
+  const pg::Extension &e = pg::extension();
+  const int64 waiting = first_of_key(e.outbox_parked_waiting, d.destination, shard, ordering_key, snapshot);
+  if (!d.block_when_exhausted) return waiting;
+  return std::min(waiting, first_of_key(e.outbox_parked_dead, d.destination, shard, ordering_key, snapshot));
+}
+
+bool any_in(Oid index, int32 destination, int32 shard, ::Snapshot snapshot) {
+  ScanKeyData keys[2];
+  pg::int4_equals(&keys[0], 1, destination);
+  pg::int4_equals(&keys[1], 2, shard);
+  pg::IndexScan scan = pg::begin_scan(pg::extension().outbox_parked, index, snapshot, keys, 2);
+  const bool any = scan.next();
+  scan.end();
+  return any;
+}
+
+Event event_at(pg::IndexScan *scan, const Uuid &log, bool bodies) {
+  bool null;
+  Event event = read_event(scan->slot, parked_column::kScope, log, bodies);
+  event.id = id_of(scan);
+  event.txid = DatumGetUInt64(scan->datum(parked_column::kTxid, &null));
+  event.parked = true;
+  event.attempts = DatumGetInt32(scan->datum(parked_column::kAttempts, &null));
+  return event;
+}
+
+}  // namespace
+
+int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, bool bodies, int32 most, Event *events) {
+  const pg::Extension &e = pg::extension();
+  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  ScanKeyData keys[3];
+  pg::int4_equals(&keys[0], 1, d.destination);
+  pg::int4_equals(&keys[1], 2, shard);
+  ScanKeyEntryInitialize(&keys[2], 0, 3, BTLessEqualStrategyNumber, InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
+                         TimestampTzGetDatum(GetCurrentTimestamp()));
+  pg::IndexScan due = pg::begin_scan(e.outbox_parked, e.outbox_parked_due, snapshot, keys, 3);
+  int32 count = 0;
+  for (int looked_at = 0; count < most && looked_at < kDueBound && due.next(); ++looked_at) {
+    const Event head = event_at(&due, log, bodies);
+    if (head.ordering_key && first_holder(d, shard, head.ordering_key, snapshot) != head.id) continue;
+    events[count++] = head;
+    if (!head.ordering_key) continue;
+    pg::IndexScan behind =
+        scan_key(e.outbox_parked_waiting, d.destination, shard, head.ordering_key, head.id, snapshot);
+    while (count < most && behind.next()) events[count++] = event_at(&behind, log, bodies);
+    behind.end();
+  }
+  due.end();
+  UnregisterSnapshot(snapshot);
+  return count;
+}
+
+bool read_waiting(const Destination &d, int32 shard, const Uuid &log, int64 id, Event *event, bool *first_in_line) {
+  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  ScanKeyData keys[3];
+  pg::int4_equals(&keys[0], 1, d.destination);
+  pg::int4_equals(&keys[1], 2, shard);
+  pg::int8_compares(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, id);
+  const pg::Extension &e = pg::extension();
+  pg::IndexScan scan = pg::begin_scan(e.outbox_parked, e.outbox_parked_pkey, snapshot, keys, 3);
+  const bool found = scan.next() && (state_is(&scan, "retry") || state_is(&scan, "blocked"));
+  if (found) {
+    *event = event_at(&scan, log, false);
+    *first_in_line = !event->ordering_key || first_holder(d, shard, event->ordering_key, snapshot) == id;
+  }
+  scan.end();
+  UnregisterSnapshot(snapshot);
+  return found;
+}
+
+bool any_key_is_held(const Destination &d, int32 shard) {
+  const pg::Extension &e = pg::extension();
+  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  const bool any = any_in(e.outbox_parked_waiting, d.destination, shard, snapshot) ||
+                   (d.block_when_exhausted && any_in(e.outbox_parked_dead, d.destination, shard, snapshot));
+  UnregisterSnapshot(snapshot);
+  return any;
+}
+
+bool is_held(const Destination &d, int32 shard, const char *ordering_key, int64 id) {
+  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  const bool held = first_holder(d, shard, ordering_key, snapshot) < id;
+  UnregisterSnapshot(snapshot);
+  return held;
+}
+
+int32 parked_positions(int32 destination, int32 shard, int64 after, int64 up_to, int64 **positions) {
+  const pg::Extension &e = pg::extension();
+  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  ScanKeyData keys[4];
+  pg::int4_equals(&keys[0], 1, destination);
+  pg::int4_equals(&keys[1], 2, shard);
+  pg::int8_compares(&keys[2], 3, BTGreaterStrategyNumber, F_INT8GT, after);
+  pg::int8_compares(&keys[3], 3, BTLessEqualStrategyNumber, F_INT8LE, up_to);
+  pg::IndexScan scan = pg::begin_scan(e.outbox_parked, e.outbox_parked_pkey, snapshot, keys, 4);
+  int32 count = 0, capacity = 0;
+  *positions = nullptr;
+  while (scan.next()) {
+    if (count == capacity) {
+      capacity = capacity == 0 ? 16 : 2 * capacity;
+      const Size size = sizeof(int64) * capacity;
+      *positions = static_cast<int64 *>(*positions ? repalloc(*positions, size) : palloc(size));
+    }
+    (*positions)[count++] = id_of(&scan);
+  }
+  scan.end();
+  UnregisterSnapshot(snapshot);
+  return count;
+}
+
+TimestampTz next_parked_due(int32 destination, int32 shard) {
+  const pg::Extension &e = pg::extension();
+  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  ScanKeyData keys[2];
+  pg::int4_equals(&keys[0], 1, destination);
+  pg::int4_equals(&keys[1], 2, shard);
+  pg::IndexScan scan = pg::begin_scan(e.outbox_parked, e.outbox_parked_due, snapshot, keys, 2);
+  TimestampTz due = DT_NOEND;
+  if (scan.next()) {
+    bool null;
+    const Datum retry_at = scan.datum(parked_column::kRetryAt, &null);
+    if (!null) due = DatumGetTimestampTz(retry_at);
+  }
+  scan.end();
+  UnregisterSnapshot(snapshot);
+  return due;
+}
+
+namespace {
+
+// Copied from the log, which still has the event: its shard has not got past it.
+constinit pg::Statement insert_parked{
+    "INSERT INTO @.outbox_parked (destination, shard, id, state, attempts, retry_at, reason, settled_at, txid, scope,"
+    " idempotency_key, event_key, event_type, ordering_key, payload, headers, created_at)"
+    " SELECT $1, $2, id, $4, $5, $6, $7, $8, txid, scope, idempotency_key, event_key, event_type, ordering_key,"
+    " payload, headers, created_at FROM @.outbox_log WHERE id = $3"
+    " ON CONFLICT (destination, shard, id) DO NOTHING",
+    {INT4OID, INT4OID, INT8OID, TEXTOID, INT4OID, TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID}};
+
+constinit pg::Statement update_failed{
+    "UPDATE @.outbox_parked SET state = $4, attempts = $5, retry_at = $6, reason = $7, settled_at = $8"
+    " WHERE destination = $1 AND shard = $2 AND id = $3 AND state IN ('retry', 'blocked')",
+    {INT4OID, INT4OID, INT8OID, TEXTOID, INT4OID, TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID}};
+
+constinit pg::Statement update_delivered{
+    "UPDATE @.outbox_parked SET state = 'delivered', retry_at = NULL, settled_at = clock_timestamp()"
+    " WHERE destination = $1 AND shard = $2 AND id = $3 AND state IN ('retry', 'blocked')",
+    {INT4OID, INT4OID, INT8OID}};
+
+constinit pg::Statement update_waiting{
+    "UPDATE @.outbox_parked SET state = $4, retry_at = $5"
+    " WHERE destination = $1 AND shard = $2 AND id = $3 AND state IN ('retry', 'blocked')",
+    {INT4OID, INT4OID, INT8OID, TEXTOID, TIMESTAMPTZOID}};
+
+// What becomes of an event that has failed once more.
+bool write_failure(pg::Statement *statement, const Destination &d, int32 shard, const Event &event, Failure failure,
+                   int64 retry_after_us, const char *reason) {
+  const int32 attempts = event.attempts + 1;
+  const bool dead = failure == Failure::kFinal || attempts >= d.max_attempts;
+  const TimestampTz now = GetCurrentTimestamp();
+  const int64 delay =
+      std::max(retry_after_us, backoff(d.backoff_us, d.backoff_max_us, attempts, pg::random_uint32()));
+  statement->run({pg::value(d.destination), pg::value(shard), pg::value(event.id),
+                  pg::value(dead ? "dead" : "retry"), pg::value(attempts),
+                  dead ? pg::null_value() : pg::value(TimestampTzGetDatum(now + delay)), pg::value(reason),
+                  dead ? pg::value(TimestampTzGetDatum(now)) : pg::null_value()});
+  return !dead || d.block_when_exhausted;
+}
+
+}  // namespace
+
+bool park_failed(const Destination &d, int32 shard, const Event &event, Failure failure, int64 retry_after_us,
+                 const char *reason) {
+  return write_failure(&insert_parked, d, shard, event, failure, retry_after_us, reason);
+}
+
+bool fail_again(const Destination &d, int32 shard, const Event &event, Failure failure, int64 retry_after_us,
+                const char *reason) {
+  return write_failure(&update_failed, d, shard, event, failure, retry_after_us, reason);
+}
+
+void park_blocked(int32 destination, int32 shard, const Event &event) {
+  insert_parked.run({pg::value(destination), pg::value(shard), pg::value(event.id), pg::value("blocked"),
+                     pg::value(event.attempts), pg::null_value(), pg::null_value(), pg::null_value()});
+}
+
+void settle_delivered(int32 destination, int32 shard, int64 id) {
+  update_delivered.run({pg::value(destination), pg::value(shard), pg::value(id)});
+}
+
+void restore_head(const Destination &d, int32 shard, const char *ordering_key) {
+  if (!ordering_key) return;
+  const pg::Extension &e = pg::extension();
+  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  int64 ids[2];
+  bool has_time[2];
+  int count = 0;
+  pg::IndexScan scan =
+      scan_key(e.outbox_parked_waiting, d.destination, shard, ordering_key, PG_INT64_MIN, snapshot);
+  for (; count < 2 && scan.next(); ++count) {
+    ids[count] = id_of(&scan);
+    has_time[count] = state_is(&scan, "retry");
+  }
+  scan.end();
+  const bool held = count > 0 && first_holder(d, shard, ordering_key, snapshot) < ids[0];
+  UnregisterSnapshot(snapshot);
+
+  const auto set = [&](int64 id, const char *state, pg::Parameter retry_at) {
+    update_waiting.run({pg::value(d.destination), pg::value(shard), pg::value(id), pg::value(state), retry_at});
+  };
+  // A new first one leaves the old first one, now second, with a time of its own.
+  for (int i = 0; i < count; ++i) {
+    const bool head = i == 0 && !held;
+    if (head && !has_time[i]) set(ids[i], "retry", pg::value(TimestampTzGetDatum(GetCurrentTimestamp())));
+    if (!head && has_time[i]) set(ids[i], "blocked", pg::null_value());
+  }
+}
+
+}  // namespace retrysafe::outbox

@@ -1,0 +1,60 @@
+// Parked events: those that failed at a destination, and those that wait behind them for the sake of order.
+//
+// Within an ordering key the order is that of the positions. Of the events of a key that wait (state retry or
+// blocked), only the first is `retry` and has a time; the others are `blocked`. Where a destination blocks on
+// exhausted events, a `dead` event holds back all later ones of its key. Events without an ordering key are
+// independent of each other. Everything changes under the lock of the shard row only.
+#pragma once
+
+#include "outbox/engine.hpp"
+#include "outbox/log_identity.hpp"
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+// --- reading: by index, under a snapshot of now -----------------------------------------------------------------
+
+// Parked events that may be sent now: each due head of a key and the blocked ones behind it, in order; at most `most`.
+// Returns how many. Bodies are left out when `bodies` is false.
+int32 read_due_parked(const Destination &destination, int32 shard, const Uuid &log, bool bodies, int32 most,
+                      Event *events);
+
+// One that waits, by its position; false when it does not, or does not exist. It may be sent when `first_in_line`.
+bool read_waiting(const Destination &destination, int32 shard, const Uuid &log, int64 id, Event *event,
+                  bool *first_in_line);
+
+// Whether any event of the shard holds back others. Spares the look-ups per key.
+bool any_key_is_held(const Destination &destination, int32 shard);
+
+// Whether an earlier event of the key holds this one back.
+bool is_held(const Destination &destination, int32 shard, const char *ordering_key, int64 id);
+
+// The positions in (after, up_to] that are parked, whatever became of them; ascending.
+int32 parked_positions(int32 destination, int32 shard, int64 after, int64 up_to, int64 **positions);
+
+// When the next one of the shard comes due; infinity when none waits.
+TimestampTz next_parked_due(int32 destination, int32 shard);
+
+// --- writing: inside pg::spi, under the lock of the shard row -----------------------------------------------------
+
+enum class Failure { kRetry, kFinal };
+
+// An event of the log failed for the first time: it waits for its next attempt, or is dead. Returns whether it holds
+// back later events of its key.
+bool park_failed(const Destination &destination, int32 shard, const Event &event, Failure failure,
+                 int64 retry_after_us, const char *reason);
+
+// An event of the log waits behind an earlier one of its key.
+void park_blocked(int32 destination, int32 shard, const Event &event);
+
+// A parked event failed again. Returns whether it holds back later events of its key.
+bool fail_again(const Destination &destination, int32 shard, const Event &event, Failure failure,
+                int64 retry_after_us, const char *reason);
+
+void settle_delivered(int32 destination, int32 shard, int64 id);
+
+// Restores the rule of the first paragraph after anything of the key changed: its first waiting event becomes due,
+// unless something holds it back. Costs two look-ups. Nothing to do without a key.
+void restore_head(const Destination &destination, int32 shard, const char *ordering_key);
+
+}  // namespace retrysafe::outbox

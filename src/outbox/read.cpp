@@ -1,0 +1,189 @@
+// The next batch of a shard.
+#include <algorithm>
+#include <cstring>
+
+#include "core/batch_handle.hpp"
+#include "core/routing.hpp"
+#include "outbox/engine.hpp"
+#include "outbox/event_reading.hpp"
+#include "outbox/log_columns.hpp"
+#include "outbox/parked.hpp"
+#include "outbox/range.hpp"
+#include "outbox/scheduled.hpp"
+#include "outbox/snapshot.hpp"
+#include "outbox/window.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+// Rows looked at in one transaction, events of other shards and of unwanted types included.
+constexpr int64 kRowsPerRead = 20000;
+
+bool wanted(const Destination &d, std::string_view type) {
+  if (d.type_count < 0) return true;
+  for (int32 i = 0; i < d.type_count; ++i)
+    if (type_matches(d.types[i], type)) return true;
+  return false;
+}
+
+std::string_view view(Datum value) {
+  const text *t = DatumGetTextPP(value);
+  return {VARDATA_ANY(t), static_cast<size_t>(VARSIZE_ANY_EXHDR(t))};
+}
+
+// Decided before anything is copied out of the row.
+bool belongs(const Destination &d, int32 shard, int64 id, TupleTableSlot *slot) {
+  bool null;
+  if (d.shards > 1) {
+    const Datum key = slot_getattr(slot, log_column::kOrderingKey, &null);
+    const auto shards = static_cast<uint32>(d.shards);
+    if ((null ? shard_of(id, shards) : shard_of(view(key), shards)) != static_cast<uint32>(shard)) return false;
+  }
+  return wanted(d, view(slot_getattr(slot, log_column::kEventType, &null)));
+}
+
+int64 size_of(const Event &event) {
+  return static_cast<int64>((event.payload ? strlen(event.payload) : 0) +
+                            (event.headers ? strlen(event.headers) : 0));
+}
+
+}  // namespace
+
+Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int64 up_to, const Uuid &log,
+                 const Limits &limits) {
+  Range range{};
+  int32 capacity = std::min<int32>(limits.events, 64);
+  range.events = static_cast<Event *>(palloc(sizeof(Event) * capacity));
+  int64 bytes = 0;
+  WindowScan scan;
+  scan.begin(open.window, open.position, up_to, limits.rows);
+  for (;;) {
+    const WindowScan::Step step = scan.next();
+    if (step != WindowScan::Step::kRow) {
+      range.exhausted = step == WindowScan::Step::kEnd;
+      range.to = scan.position();
+      break;
+    }
+    if (!belongs(d, shard, scan.id(), scan.slot())) continue;
+    Event event = read_event(scan.slot(), log_column::kScope, log, limits.bodies);
+    event.id = scan.id();
+    bool null;
+    event.txid = DatumGetUInt64(slot_getattr(scan.slot(), log_column::kTxid, &null));
+    bytes += size_of(event);
+    if (range.count > 0 && bytes > limits.bytes) {
+      range.to = event.id - 1;
+      break;
+    }
+    if (range.count == capacity) {
+      capacity = std::min(2 * capacity, limits.events);
+      range.events = static_cast<Event *>(repalloc(range.events, sizeof(Event) * capacity));
+    }
+    range.events[range.count++] = event;
+    range.check = add_to_check(range.check, event.id);
+    if (range.count == limits.events) {
+      range.to = event.id;
+      break;
+    }
+  }
+  range.looked_at = scan.looked_at();
+  scan.end();
+
+  // An earlier holder may have parked some before it lost the shard, and the position stayed behind.
+  int64 *positions;
+  const int32 parked = parked_positions(d.destination, shard, open.position, range.to, &positions);
+  if (parked > 0) {
+    Event *kept = std::remove_if(range.events, range.events + range.count, [&](const Event &event) {
+      return std::binary_search(positions, positions + parked, event.id);
+    });
+    range.already_parked = static_cast<int32>(range.events + range.count - kept);
+    range.count -= range.already_parked;
+  }
+  return range;
+}
+
+namespace {
+
+// A batch in which nothing of the log moves.
+void only_parked(Batch *batch, const Cursor &cursor, Event *parked, int32 count) {
+  batch->window_no = cursor.window_no;
+  batch->from = batch->to = cursor.position;
+  batch->event_count = count;
+  batch->events = parked;
+}
+
+}  // namespace
+
+Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, int64 max_bytes) {
+  Era era;
+  if (d.paused || !current_era(&era)) return nullptr;
+  auto *batch = static_cast<Batch *>(palloc0(sizeof(Batch)));
+  batch->claim = claim;
+
+  // At most half of a batch, so that a long queue of retries and the log do not starve each other.
+  const int32 parked_most = std::clamp<int32>(max_events / 2, 1, BatchHandle::kMaxParked);
+  auto *parked = static_cast<Event *>(palloc(sizeof(Event) * parked_most));
+  const int32 parked_count = read_due_parked(d, claim.shard, era.log, true, parked_most, parked);
+
+  const Cursor cursor = load_cursor(claim.destination, claim.shard);
+  batch->seq = cursor.seq;
+  const Limits limits{max_events - parked_count, max_bytes, kRowsPerRead, true};
+  if (limits.events == 0) {
+    only_parked(batch, cursor, parked, parked_count);
+    return batch;
+  }
+  for (;;) {
+    const OpenWindow open = open_window(claim.destination, claim.shard, cursor, era);
+    const Range range = read_range(d, claim.shard, open, PG_INT64_MAX, era.log, limits);
+    const bool anything = range.count > 0 || range.already_parked > 0;
+    if (!anything && range.exhausted) {
+      pass_over(claim.destination, claim.shard, cursor, open, range.looked_at);
+      if (open.stored) continue;  // what came after that window is still to be looked at
+      OpenWindow done;
+      if (parked_count > 0) {
+        only_parked(batch, cursor, parked, parked_count);
+        return batch;
+      }
+      if (progress_is_due(claim.destination, claim.shard, cursor, &done)) {
+        batch->window_no = done.window_no;
+        batch->opens_window = !done.stored;
+        batch->window = *done.window.now;
+        batch->to = done.position;
+      } else {
+        return nullptr;
+      }
+    } else {
+      batch->window_no = open.window_no;
+      batch->opens_window = !open.stored;
+      batch->window = *open.window.now;
+      batch->from = open.position;
+      batch->to = range.to;
+      batch->check = range.check;
+      batch->already_parked = range.already_parked;
+    }
+    batch->event_count = parked_count + range.count;
+    batch->events = static_cast<Event *>(palloc(sizeof(Event) * std::max(batch->event_count, 1)));
+    std::copy_n(parked, parked_count, batch->events);
+    std::copy_n(range.events, range.count, batch->events + parked_count);
+    break;
+  }
+
+  if (batch->event_count > parked_count && any_key_is_held(d, claim.shard))
+    for (int32 i = parked_count; i < batch->event_count; ++i) {
+      Event &event = batch->events[i];
+      event.held = event.ordering_key && is_held(d, claim.shard, event.ordering_key, event.id);
+    }
+  // Nothing is published before its commit is durable. A stored window was flushed for when it was new.
+  if (batch->opens_window) flush_wal();
+  return batch;
+}
+
+TimestampTz next_due(const Claim *claims, int32 count) {
+  TimestampTz due = next_scheduled_due();
+  for (int32 i = 0; i < count; ++i) due = std::min(due, next_parked_due(claims[i].destination, claims[i].shard));
+  return due;
+}
+
+}  // namespace retrysafe::outbox

@@ -1,0 +1,164 @@
+// What became of a batch.
+#include "outbox/record.hpp"
+
+#include <cstring>
+
+#include "core/backoff.hpp"
+#include "outbox/cursor.hpp"
+#include "outbox/parked.hpp"
+#include "outbox/snapshot.hpp"
+#include "pg/error.hpp"
+#include "pg/random.hpp"
+#include "pg/statement.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+constinit pg::Statement insert_batch{
+    "INSERT INTO @.outbox_batches (destination, shard, seq, window_no, position, token, delivered, parked,"
+    " total_delivered, total_parked, published_at)"
+    " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, clock_timestamp())",
+    {INT4OID, INT4OID, INT8OID, INT8OID, INT8OID, INT8OID, INT4OID, INT4OID, INT8OID, INT8OID}};
+
+constinit pg::Statement end_backoff{
+    "UPDATE @.outbox_shards SET failures = 0, retry_at = NULL WHERE destination = $1 AND shard = $2",
+    {INT4OID, INT4OID}};
+
+constinit pg::Statement back_off{
+    "UPDATE @.outbox_shards SET failures = $3, retry_at = $4, last_error = $5, error_at = clock_timestamp()"
+    " WHERE destination = $1 AND shard = $2",
+    {INT4OID, INT4OID, INT4OID, TIMESTAMPTZOID, TEXTOID}};
+
+// Ordering keys that were touched while a batch is recorded. A batch is small.
+class KeySet {
+ public:
+  explicit KeySet(int32 capacity) : keys_(static_cast<const char **>(palloc(sizeof(char *) * (capacity + 1)))) {}
+
+  void add(const char *key) {
+    if (key && !has(key)) keys_[count_++] = key;
+  }
+  bool has(const char *key) const {
+    for (int32 i = 0; key && i < count_; ++i)
+      if (strcmp(keys_[i], key) == 0) return true;
+    return false;
+  }
+  int32 count() const { return count_; }
+  const char *at(int32 i) const { return keys_[i]; }
+
+ private:
+  const char **keys_;
+  int32 count_ = 0;
+};
+
+struct Tally {
+  int32 delivered = 0;
+  int32 parked = 0;
+  int64 position;  // that the cursor reaches
+};
+
+constexpr Outcome kAllDelivered{Status::kDelivered, -1, nullptr};
+
+Tally record_events(const Destination &d, const Batch &batch, const Outcome *outcomes) {
+  const int32 shard = batch.claim.shard;
+  KeySet touched(batch.event_count);  // needs a look at who is first in line now
+  KeySet held(batch.event_count);     // later events of these keys wait
+  Tally tally;
+  tally.position = batch.to;
+  tally.parked = batch.already_parked;
+
+  for (int32 i = 0; i < batch.event_count; ++i) {
+    const Event &event = batch.events[i];
+    const Outcome &outcome = outcomes ? outcomes[i] : kAllDelivered;
+    const Failure failure = outcome.status == Status::kFailedFinal ? Failure::kFinal : Failure::kRetry;
+    const bool failed = outcome.status == Status::kFailedRetry || outcome.status == Status::kFailedFinal;
+
+    if (event.parked) {
+      if (outcome.status == Status::kDelivered) {
+        settle_delivered(d.destination, shard, event.id);
+        touched.add(event.ordering_key);
+        ++tally.delivered;
+      } else if (failed && !held.has(event.ordering_key)) {
+        if (fail_again(d, shard, event, failure, outcome.retry_after_us, outcome.reason)) held.add(event.ordering_key);
+        touched.add(event.ordering_key);
+      }
+      continue;
+    }
+
+    if (!event.held && outcome.status == Status::kDelivered) {
+      ++tally.delivered;
+    } else if (event.held || held.has(event.ordering_key)) {
+      park_blocked(d.destination, shard, event);
+      touched.add(event.ordering_key);
+      ++tally.parked;
+    } else if (failed) {
+      if (park_failed(d, shard, event, failure, outcome.retry_after_us, outcome.reason)) held.add(event.ordering_key);
+      touched.add(event.ordering_key);
+      ++tally.parked;
+    } else {
+      tally.position = event.id - 1;
+      break;
+    }
+  }
+  for (int32 i = 0; i < touched.count(); ++i) restore_head(d, shard, touched.at(i));
+  return tally;
+}
+
+}  // namespace
+
+int32 record_locked(const Destination &d, const Batch &batch, const Outcome *outcomes, const ShardRow &row) {
+  const Cursor cursor = load_cursor(d.destination, batch.claim.shard);
+  if (cursor.seq != batch.seq) raise_stale(batch.claim);
+  const Tally tally = record_events(d, batch, outcomes);
+
+  const bool moved = tally.position > batch.from;
+  if (!moved && tally.delivered == 0 && tally.parked == 0) return 0;
+  if (moved && batch.opens_window)
+    store_window(d.destination, batch.claim.shard, batch.window_no, batch.window, -1);
+  insert_batch.run({pg::value(d.destination), pg::value(batch.claim.shard), pg::value(cursor.seq + 1),
+                    pg::value(moved ? batch.window_no : cursor.window_no),
+                    pg::value(moved ? tally.position : cursor.position), pg::value(row.token),
+                    pg::value(tally.delivered), pg::value(tally.parked),
+                    pg::value(cursor.total_delivered + tally.delivered), pg::value(cursor.total_parked + tally.parked)});
+  if (tally.delivered > 0 && row.failures > 0) end_backoff.run({pg::value(d.destination), pg::value(batch.claim.shard)});
+  return tally.delivered;
+}
+
+void record(const Destination &d, Batch *batch, const Outcome *outcomes) {
+  pg::spi([&] {
+    ShardRow row;
+    if (!lock_shard(d.destination, batch->claim.shard, true, &row) || !is_valid(row, batch->claim, GetCurrentTimestamp()))
+      raise_stale(batch->claim);
+    record_locked(d, *batch, outcomes, row);
+  });
+}
+
+bool record_progress(const Destination &d, const Batch &batch) {
+  return pg::spi([&] {
+    ShardRow row;
+    if (!lock_shard(d.destination, batch.claim.shard, false, &row)) return false;
+    const TimestampTz now = GetCurrentTimestamp();
+    if (!is_valid(row, batch.claim, now) && !is_free(row, now)) return false;
+    if (load_cursor(d.destination, batch.claim.shard).seq != batch.seq) return false;
+    record_locked(d, batch, nullptr, row);
+    return true;
+  });
+}
+
+TimestampTz record_unreachable(const Destination &d, const Claim &claim, const char *reason) {
+  return pg::spi([&] {
+    ShardRow row;
+    if (!lock_shard(d.destination, claim.shard, true, &row) || !is_valid(row, claim, GetCurrentTimestamp()))
+      raise_stale(claim);
+    const int32 failures = row.failures == PG_INT32_MAX ? row.failures : row.failures + 1;
+    const TimestampTz retry_at =
+        GetCurrentTimestamp() + backoff(d.backoff_us, d.backoff_max_us, failures, pg::random_uint32());
+    back_off.run({pg::value(d.destination), pg::value(claim.shard), pg::value(failures),
+                  pg::value(TimestampTzGetDatum(retry_at)), pg::value(reason)});
+    return retry_at;
+  });
+}
+
+}  // namespace retrysafe::outbox

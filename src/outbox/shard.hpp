@@ -1,0 +1,41 @@
+// The row of a shard: who works it. Internal to the engine.
+#pragma once
+
+#include "outbox/engine.hpp"
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+struct ShardRow {
+  int32 shard;
+  int64 token;
+  const char *holder;  // null: free
+  int32 holder_pid;    // 0: a pull client
+  TimestampTz lease_until;
+  int32 failures;
+};
+
+// Names a session: unlike its pid it does not come again. `kind` is "worker" or "session".
+const char *session_name(const char *kind);
+
+// Can the shard be taken at this time? Free, lease over, or held by a worker that is dead.
+bool is_free(const ShardRow &row, TimestampTz now);
+
+// --- inside pg::spi ------------------------------------------------------------------------------------------------
+
+// Locks the row until the end of the transaction. False: it is gone, or `wait` is false and somebody has it locked.
+bool lock_shard(int32 destination, int32 shard, bool wait, ShardRow *row);
+
+// All shards of a destination, by number.
+int32 list_shards(int32 destination, MemoryContext memory, ShardRow **rows);
+
+// A new holder, with a new token.
+Claim take_shard(int32 destination, const ShardRow &row, const Holder &holder, TimestampTz lease_until);
+void extend_lease(int32 destination, int32 shard, TimestampTz lease_until);
+void free_shard(int32 destination, int32 shard);
+
+// Is the claim good, going by the locked row?
+bool is_valid(const ShardRow &row, const Claim &claim, TimestampTz now);
+[[noreturn]] void raise_stale(const Claim &claim);
+
+}  // namespace retrysafe::outbox

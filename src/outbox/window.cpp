@@ -1,0 +1,297 @@
+#include "outbox/window.hpp"
+
+#include <algorithm>
+
+#include "outbox/log_columns.hpp"
+#include "outbox/snapshot.hpp"
+#include "pg/error.hpp"
+#include "pg/extension.hpp"
+#include "pg/fault_point.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+// --- what this process passed over -----------------------------------------------------------------------------
+
+constexpr double kStoreProgressAfterMs = 10 * 1000;
+
+struct ShardKey {
+  int32 destination;
+  int32 shard;
+};
+
+struct PassedOver {
+  ShardKey key;
+  uint64 generation;     // of the extension
+  int64 seq;             // of the cursor that was passed on from
+  TransactionId writer;  // of that cursor
+  StoredSnapshot *done;  // all it sees is done; null: nothing remembered
+  int64 window_no;       // under which it is, or would be, stored
+  bool stored;
+  int64 skipped;
+  instr_time since;
+};
+
+HTAB *passed_over() {
+  static constinit HTAB *table = nullptr;
+  if (!table) {
+    HASHCTL control{};
+    control.keysize = sizeof(ShardKey);
+    control.entrysize = sizeof(PassedOver);
+    control.hcxt = TopMemoryContext;
+    table = hash_create("retrysafe windows passed over", 16, &control, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+  }
+  return table;
+}
+
+// Only while the cursor is still the same row; null otherwise.
+PassedOver *remembered(int32 destination, int32 shard, const Cursor &cursor) {
+  const ShardKey key{destination, shard};
+  auto *entry = static_cast<PassedOver *>(hash_search(passed_over(), &key, HASH_FIND, nullptr));
+  if (!entry || !entry->done) return nullptr;
+  const bool good = entry->generation == pg::extension().generation && entry->seq == cursor.seq &&
+                    entry->writer == cursor.writer;
+  return good ? entry : nullptr;
+}
+
+// --- windows -----------------------------------------------------------------------------------------------------
+
+[[noreturn]] void raise_window_missing(int32 destination, int32 shard, int64 window_no) {
+  pg::raise(kCursorMissing, "Restore table outbox_windows, or drop the destination and create it again.",
+            "window " INT64_FORMAT " of shard %d of destination %d is missing", window_no, shard, destination);
+}
+
+StoredWindow *existing_window(int32 destination, int32 shard, int64 window_no) {
+  StoredWindow *w = load_window(destination, shard, window_no);
+  if (!w) raise_window_missing(destination, shard, window_no);
+  return w;
+}
+
+Done *everything_in(const StoredSnapshot *snapshot) {
+  auto *done = static_cast<Done *>(palloc0(sizeof(Done)));
+  done->snapshot = snapshot;
+  return done;
+}
+
+// What was done before a stored window. Where an era ended, that is told by as many windows before it as were left
+// half read.
+const Done *done_before(int32 destination, int32 shard, int64 window_no, const StoredWindow &window) {
+  const StoredWindow *previous = existing_window(destination, shard, window_no - 1);
+  Done *done = everything_in(&previous->snapshot);
+  if (window.resumed_at >= 0 && window.resumed_at < previous->snapshot.ceiling) {
+    done->position = window.resumed_at;
+    done->before = done_before(destination, shard, window_no - 1, *previous);
+  }
+  return done;
+}
+
+OpenWindow make_open(int32 destination, int32 shard, int64 window_no, const StoredWindow &stored, int64 position) {
+  return {{done_before(destination, shard, window_no, stored), &stored.snapshot}, window_no, true, position};
+}
+
+}  // namespace
+
+bool load_open_window(int32 destination, int32 shard, int64 window_no, OpenWindow *open) {
+  if (window_no < 1) return false;
+  const StoredWindow *stored = load_window(destination, shard, window_no);
+  if (!stored) return false;
+  *open = make_open(destination, shard, window_no, *stored, 0);
+  return true;
+}
+
+OpenWindow open_window(int32 destination, int32 shard, const Cursor &cursor, const Era &era) {
+  const StoredSnapshot *done;
+  int64 next_no;
+  PassedOver *memory = remembered(destination, shard, cursor);
+  if (memory && memory->done->era != era.era) memory = nullptr;
+  if (memory && memory->stored) {
+    // The row may have gone with the transaction that wrote it.
+    const StoredWindow *stored = load_window(destination, shard, memory->window_no);
+    if (!stored || !same_snapshot(stored->snapshot, *memory->done)) memory = nullptr;
+  }
+  if (memory) {
+    done = memory->done;
+    next_no = memory->stored ? memory->window_no + 1 : memory->window_no;
+  } else {
+    const StoredWindow *current = existing_window(destination, shard, cursor.window_no);
+    // A window of an old era is not read on, whatever is left of it: its transaction ids mean nothing here.
+    if (current->snapshot.era == era.era && cursor.position < current->snapshot.ceiling)
+      return make_open(destination, shard, cursor.window_no, *current, cursor.position);
+    done = &current->snapshot;
+    next_no = cursor.window_no + 1;
+  }
+
+  // A pull client stores the window that it opens, before anything of it is recorded.
+  if (const StoredWindow *next = load_window(destination, shard, next_no))
+    return make_open(destination, shard, next_no, *next, 0);
+
+  if (done->era != era.era) raise_window_missing(destination, shard, next_no);
+  auto *now = static_cast<StoredSnapshot *>(palloc(sizeof(StoredSnapshot)));
+  *now = take_snapshot(era.era, era.first_id);
+  return {{everything_in(copy_snapshot(*done, CurrentMemoryContext)), now}, next_no, false, 0};
+}
+
+void pass_over(int32 destination, int32 shard, const Cursor &cursor, const OpenWindow &open, int64 skipped) {
+  PassedOver *known = remembered(destination, shard, cursor);
+  StoredSnapshot *done = copy_snapshot(*open.window.now, TopMemoryContext);
+  const ShardKey key{destination, shard};
+  bool found;
+  auto *entry = static_cast<PassedOver *>(hash_search(passed_over(), &key, HASH_ENTER, &found));
+  if (found && entry->done) pfree(entry->done);
+  if (!known) {
+    entry->generation = pg::extension().generation;
+    entry->seq = cursor.seq;
+    entry->writer = cursor.writer;
+    entry->skipped = 0;
+    INSTR_TIME_SET_CURRENT(entry->since);
+  }
+  entry->done = done;
+  entry->window_no = open.window_no;
+  entry->stored = open.stored;
+  entry->skipped += skipped;
+}
+
+bool progress_is_due(int32 destination, int32 shard, const Cursor &cursor, OpenWindow *done) {
+  PassedOver *memory = remembered(destination, shard, cursor);
+  if (!memory || memory->skipped == 0) return false;
+  instr_time passed;
+  INSTR_TIME_SET_CURRENT(passed);
+  INSTR_TIME_SUBTRACT(passed, memory->since);
+  if (INSTR_TIME_GET_MILLISEC(passed) < kStoreProgressAfterMs && !RETRYSAFE_FAULT("reader.store_progress")) return false;
+  const StoredSnapshot *snapshot = copy_snapshot(*memory->done, CurrentMemoryContext);
+  *done = {{nullptr, snapshot}, memory->window_no, memory->stored, snapshot->ceiling};
+  return true;
+}
+
+// --- rows --------------------------------------------------------------------------------------------------------
+
+void WindowScan::begin(const Window &window, int64 after, int64 up_to, int64 bound) {
+  window_ = window;
+  after_ = position_ = after;
+  up_to_ = std::min(up_to, window.now->ceiling);
+  bound_ = bound;
+  late_ = nullptr;
+  late_count_ = late_capacity_ = 0;
+  current_late_ = -1;
+  main_open_ = false;
+  looked_at_ = 0;
+  // Rows are never changed and what the window sees has ended, so any later snapshot shows the same rows of it.
+  mvcc_ = RegisterSnapshot(GetLatestSnapshot());
+  if (!window.crosses_eras() && after < window.scan_floor()) find_late_writers();
+}
+
+// Transactions that were running, or may have been, when the last window began. Looked up only when this window sees
+// their end: a prepared bulk writer is not scanned again in every window.
+void WindowScan::find_late_writers() {
+  const StoredSnapshot &done = *window_.done->snapshot;
+  for (int32 i = 0; i < done.xip_count; ++i)
+    if (window_.is_late(done.xip[i])) add_late_writer(done.xip[i]);
+
+  // [xmax, next) is a range of numbers, most of which wrote nothing (one transaction with many subtransactions makes
+  // it long). The entries of the index tell which did; rows are not looked at.
+  const pg::Extension &e = pg::extension();
+  uint64 from = done.xmax;
+  if (from >= done.next || RETRYSAFE_FAULT("reader.no_late_range")) return;
+  ScanKeyData keys[2];
+  pg::xid8_compares(&keys[0], 1, BTGreaterEqualStrategyNumber, F_XID8GE, from);
+  pg::xid8_compares(&keys[1], 1, BTLessStrategyNumber, F_XID8LT, done.next);
+  pg::IndexScan writers = pg::begin_scan(e.outbox_log, e.outbox_log_txid, mvcc_, keys, 2);
+  writers.scan->xs_want_itup = true;
+  for (;;) {
+    keys[0].sk_argument = UInt64GetDatum(from);
+    index_rescan(writers.scan, keys, 2, nullptr, 0);
+    if (!index_getnext_tid(writers.scan, ForwardScanDirection)) break;
+    bool null;
+    const uint64 txid = DatumGetUInt64(index_getattr(writers.scan->xs_itup, 1, writers.scan->xs_itupdesc, &null));
+    if (window_.is_late(txid)) add_late_writer(txid);
+    from = txid + 1;
+  }
+  writers.end();
+}
+
+void WindowScan::add_late_writer(uint64 txid) {
+  const pg::Extension &e = pg::extension();
+  const StoredSnapshot &done = *window_.done->snapshot;
+  ScanKeyData keys[3];
+  pg::xid8_compares(&keys[0], 1, BTEqualStrategyNumber, F_XID8EQ, txid);
+  // Rows from before the era carry numbers of another cluster.
+  pg::int8_compares(&keys[1], 2, BTGreaterStrategyNumber, F_INT8GT, std::max(after_, done.first_id - 1));
+  pg::int8_compares(&keys[2], 2, BTLessEqualStrategyNumber, F_INT8LE, std::min(done.floor, up_to_));
+  LateWriter writer{pg::begin_scan(e.outbox_log, e.outbox_log_txid, mvcc_, keys, 3), 0};
+  if (!advance(&writer)) {
+    writer.scan.end();
+    return;
+  }
+  if (late_count_ == late_capacity_) {
+    late_capacity_ = late_capacity_ == 0 ? 8 : 2 * late_capacity_;
+    const Size size = sizeof(LateWriter) * late_capacity_;
+    late_ = static_cast<LateWriter *>(late_ ? repalloc(late_, size) : palloc(size));
+  }
+  late_[late_count_++] = writer;
+}
+
+bool WindowScan::advance(LateWriter *writer) {
+  if (!writer->scan.next()) return false;
+  bool null;
+  writer->id = DatumGetInt64(writer->scan.datum(log_column::kId, &null));
+  return true;
+}
+
+WindowScan::Step WindowScan::next() {
+  // The row that was returned last stays in its slot until now.
+  if (current_late_ >= 0) {
+    LateWriter *writer = &late_[current_late_];
+    current_late_ = -1;
+    if (!advance(writer)) {
+      writer->scan.end();
+      *writer = late_[--late_count_];
+    }
+  }
+  if (late_count_ > 0) {
+    if (looked_at_ >= bound_) return Step::kPause;
+    ++looked_at_;
+    LateWriter *first =
+        std::min_element(late_, late_ + late_count_, [](const LateWriter &a, const LateWriter &b) { return a.id < b.id; });
+    current_late_ = static_cast<int>(first - late_);
+    id_ = position_ = first->id;
+    slot_ = first->scan.slot;
+    return Step::kRow;
+  }
+
+  if (!main_open_) {
+    const pg::Extension &e = pg::extension();
+    ScanKeyData keys[2];
+    pg::int8_compares(&keys[0], 1, BTGreaterStrategyNumber, F_INT8GT, std::max(position_, window_.scan_floor()));
+    pg::int8_compares(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, up_to_);
+    main_ = pg::begin_scan(e.outbox_log, e.outbox_log_pkey, mvcc_, keys, 2);
+    main_open_ = true;
+  }
+  for (;;) {
+    if (looked_at_ >= bound_) return Step::kPause;
+    if (!main_.next()) {
+      position_ = std::max(position_, up_to_);
+      return Step::kEnd;
+    }
+    ++looked_at_;
+    bool null;
+    const int64 id = DatumGetInt64(main_.datum(log_column::kId, &null));
+    const uint64 txid = DatumGetUInt64(main_.datum(log_column::kTxid, &null));
+    position_ = id;
+    if (window_.holds(id, txid)) {
+      id_ = id;
+      slot_ = main_.slot;
+      return Step::kRow;
+    }
+  }
+}
+
+void WindowScan::end() {
+  for (int i = 0; i < late_count_; ++i) late_[i].scan.end();
+  if (main_open_) main_.end();
+  UnregisterSnapshot(mvcc_);
+}
+
+}  // namespace retrysafe::outbox

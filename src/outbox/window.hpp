@@ -1,0 +1,77 @@
+// Which window a shard reads now, and its rows in the order of their ids. Jumpable; needs a transaction.
+#pragma once
+
+#include "core/snapshot.hpp"
+#include "outbox/cursor.hpp"
+#include "outbox/log_identity.hpp"
+#include "pg/index_scan.hpp"
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+struct OpenWindow {
+  Window window;
+  int64 window_no;
+  bool stored;     // has its row in outbox_windows
+  int64 position;  // all up to here is done
+};
+
+// The window of a cursor: the stored one while there is something left of it, else a new one that begins now.
+OpenWindow open_window(int32 destination, int32 shard, const Cursor &cursor, const Era &era);
+
+// A window that has its row; false when it has not.
+bool load_open_window(int32 destination, int32 shard, int64 window_no, OpenWindow *open);
+
+// A window without (more) events for the shard is not worth a row in outbox_batches: this process remembers that it
+// is done, and the next open_window for the same cursor begins behind it. `skipped` counts the rows that were looked
+// at.
+void pass_over(int32 destination, int32 shard, const Cursor &cursor, const OpenWindow &open, int64 skipped);
+
+// What was passed over and should be stored now, so that another process need not read it again, and retention sees
+// that it is done. False: nothing, or not yet.
+bool progress_is_due(int32 destination, int32 shard, const Cursor &cursor, OpenWindow *done);
+
+// The rows of a window above a position, by id.
+class WindowScan {
+ public:
+  enum class Step { kRow, kPause, kEnd };
+
+  // Looks at no more than `bound` rows. `window` is at least as old as the call.
+  void begin(const Window &window, int64 after, int64 up_to, int64 bound);
+  // kPause: the bound is reached. The slot is good until the next call.
+  Step next();
+  void end();
+
+  int64 id() const { return id_; }              // of the row, after kRow
+  TupleTableSlot *slot() const { return slot_; }
+  int64 position() const { return position_; }  // all of the window up to here was returned
+  int64 looked_at() const { return looked_at_; }
+
+ private:
+  struct LateWriter {
+    pg::IndexScan scan;
+    int64 id;
+  };
+
+  void find_late_writers();
+  void add_late_writer(uint64 txid);
+  bool advance(LateWriter *writer);
+
+  Window window_;
+  ::Snapshot mvcc_;
+  int64 after_;
+  int64 up_to_;
+  int64 bound_;
+  LateWriter *late_;
+  int late_count_;
+  int late_capacity_;
+  int current_late_;
+  pg::IndexScan main_;
+  bool main_open_;
+  int64 id_;
+  TupleTableSlot *slot_;
+  int64 position_;
+  int64 looked_at_;
+};
+
+}  // namespace retrysafe::outbox
