@@ -207,30 +207,30 @@ constinit pg::Statement update_waiting{
     {INT4OID, INT4OID, INT8OID, TEXTOID, TIMESTAMPTZOID}};
 
 // What becomes of an event that has failed once more.
-bool write_failure(pg::Statement *statement, const Destination &d, int32 shard, const Event &event, Failure failure,
-                   int64 retry_after_us, const char *reason) {
+bool write_failure(pg::Statement *statement, const Destination &d, int32 shard, const Event &event,
+                   const FailedAttempt &attempt) {
   const int32 attempts = event.attempts + 1;
-  const bool dead = failure == Failure::kFinal || attempts >= d.max_attempts;
+  const bool dead = attempt.final || attempts >= d.max_attempts;
   const TimestampTz now = GetCurrentTimestamp();
-  const int64 delay =
-      std::max(retry_after_us, backoff(d.backoff_us, d.backoff_max_us, attempts, pg::random_uint32()));
   statement->run({pg::value(d.destination), pg::value(shard), pg::value(event.id),
                   pg::value(dead ? "dead" : "retry"), pg::value(attempts),
-                  dead ? pg::null_value() : pg::value(TimestampTzGetDatum(now + delay)), pg::value(reason),
-                  dead ? pg::value(TimestampTzGetDatum(now)) : pg::null_value()});
+                  dead ? pg::null_value() : pg::value(TimestampTzGetDatum(now + attempt.wait_us)),
+                  pg::value(attempt.reason), dead ? pg::value(TimestampTzGetDatum(now)) : pg::null_value()});
   return !dead || d.block_when_exhausted;
 }
 
 }  // namespace
 
-bool park_failed(const Destination &d, int32 shard, const Event &event, Failure failure, int64 retry_after_us,
-                 const char *reason) {
-  return write_failure(&insert_parked, d, shard, event, failure, retry_after_us, reason);
+int64 backoff_of(const Destination &d, const Event &event) {
+  return backoff(d.backoff_us, d.backoff_max_us, event.attempts + 1, pg::random_uint32());
 }
 
-bool fail_again(const Destination &d, int32 shard, const Event &event, Failure failure, int64 retry_after_us,
-                const char *reason) {
-  return write_failure(&update_failed, d, shard, event, failure, retry_after_us, reason);
+bool park_failed(const Destination &d, int32 shard, const Event &event, const FailedAttempt &attempt) {
+  return write_failure(&insert_parked, d, shard, event, attempt);
+}
+
+bool fail_again(const Destination &d, int32 shard, const Event &event, const FailedAttempt &attempt) {
+  return write_failure(&update_failed, d, shard, event, attempt);
 }
 
 void park_blocked(int32 destination, int32 shard, const Event &event) {

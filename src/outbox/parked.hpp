@@ -37,19 +37,22 @@ TimestampTz next_parked_due(int32 destination, int32 shard);
 
 // --- writing: inside pg::spi, under the lock of the shard row -----------------------------------------------------
 
-enum class Failure { kRetry, kFinal };
+struct FailedAttempt {
+  bool final;          // no later attempt can succeed
+  int64 wait_us;       // until the next attempt
+  const char *reason;
+};
 
-// An event of the log failed for the first time: it waits for its next attempt, or is dead. Returns whether it holds
-// back later events of its key.
-bool park_failed(const Destination &destination, int32 shard, const Event &event, Failure failure,
-                 int64 retry_after_us, const char *reason);
+// The destination's back-off for an event that has failed once more.
+int64 backoff_of(const Destination &destination, const Event &event);
+
+// Both return whether the event holds back later ones of its key: it waits for its next attempt, or is dead where
+// that blocks. The first is for an event of the log, the second for a parked one.
+bool park_failed(const Destination &destination, int32 shard, const Event &event, const FailedAttempt &attempt);
+bool fail_again(const Destination &destination, int32 shard, const Event &event, const FailedAttempt &attempt);
 
 // An event of the log waits behind an earlier one of its key.
 void park_blocked(int32 destination, int32 shard, const Event &event);
-
-// A parked event failed again. Returns whether it holds back later events of its key.
-bool fail_again(const Destination &destination, int32 shard, const Event &event, Failure failure,
-                int64 retry_after_us, const char *reason);
 
 void settle_delivered(int32 destination, int32 shard, int64 id);
 

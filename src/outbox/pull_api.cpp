@@ -443,7 +443,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_nack) {
   const int64 retry_after = PG_ARGISNULL(3) ? -1 : interval_us(PG_GETARG_INTERVAL_P(3));
   if (!PG_ARGISNULL(3) && (retry_after < 0 || retry_after > 366 * kDay))
     pg::raise(kInvalidParameter, "It must be between zero and 366 days.", "invalid retry_after");
-  const Failure failure = !PG_ARGISNULL(4) && PG_GETARG_BOOL(4) ? Failure::kFinal : Failure::kRetry;
+  const bool dead = !PG_ARGISNULL(4) && PG_GETARG_BOOL(4);
 
   const int32 parked = pg::spi([&] {
     HandedOut out;
@@ -456,13 +456,15 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_nack) {
     if (event == end)
       pg::raise(kEventNotInBatch, "It may have been acknowledged or given back before.",
                 "the event is not in the batch");
+    // The client knows better than the back-off.
+    const FailedAttempt attempt{dead, retry_after >= 0 ? retry_after : backoff_of(d, *event), reason};
     if (event->parked) {
-      fail_again(d, handle.shard, *event, failure, retry_after, reason);
+      fail_again(d, handle.shard, *event, attempt);
       restore_head(d, handle.shard, event->ordering_key);
       return 1;
     }
     int32 count = 1;
-    const bool holds = park_failed(d, handle.shard, *event, failure, retry_after, reason);
+    const bool holds = park_failed(d, handle.shard, *event, attempt);
     // What comes behind it in its key waits, even where the client has it in hand.
     for (const Event *later = event + 1; holds && event->ordering_key && later != end; ++later)
       if (later->ordering_key && strcmp(later->ordering_key, event->ordering_key) == 0) {

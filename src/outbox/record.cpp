@@ -1,6 +1,7 @@
 // What became of a batch.
 #include "outbox/record.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/backoff.hpp"
@@ -72,8 +73,9 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
   for (int32 i = 0; i < batch.event_count; ++i) {
     const Event &event = batch.events[i];
     const Outcome &outcome = outcomes ? outcomes[i] : kAllDelivered;
-    const Failure failure = outcome.status == Status::kFailedFinal ? Failure::kFinal : Failure::kRetry;
-    const bool failed = outcome.status == Status::kFailedRetry || outcome.status == Status::kFailedFinal;
+    const bool final = outcome.status == Status::kFailedFinal;
+    const bool failed = final || outcome.status == Status::kFailedRetry;
+    const FailedAttempt attempt{final, std::max(outcome.retry_after_us, backoff_of(d, event)), outcome.reason};
 
     if (event.parked) {
       if (outcome.status == Status::kDelivered) {
@@ -81,7 +83,7 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
         touched.add(event.ordering_key);
         ++tally.delivered;
       } else if (failed && !held.has(event.ordering_key)) {
-        if (fail_again(d, shard, event, failure, outcome.retry_after_us, outcome.reason)) held.add(event.ordering_key);
+        if (fail_again(d, shard, event, attempt)) held.add(event.ordering_key);
         touched.add(event.ordering_key);
       }
       continue;
@@ -94,7 +96,7 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
       touched.add(event.ordering_key);
       ++tally.parked;
     } else if (failed) {
-      if (park_failed(d, shard, event, failure, outcome.retry_after_us, outcome.reason)) held.add(event.ordering_key);
+      if (park_failed(d, shard, event, attempt)) held.add(event.ordering_key);
       touched.add(event.ordering_key);
       ++tally.parked;
     } else {
