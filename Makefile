@@ -20,7 +20,7 @@ ISOLATION    = $(sort $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/i
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation/results
 REGRESS_OPTS = --outputdir=test/regress_results
 
-SINKS       ?= $(sort $(filter-out core server,$(shell awk '!/^\#/ && NF { print $$1 }' src/sources.txt)))
+SINKS       ?= $(sort $(filter-out core server,$(shell awk '$$2 ~ /\.cpp$$/ { print $$1 }' src/sources.txt)))
 sink_modules = $(foreach sink,$(SINKS),retrysafe_$(sink).so)
 
 EXTRA_CLEAN  = src/sql/retrysafe--$(EXT_VERSION).sql $(sink_modules) test/regress_results test/isolation/results \
@@ -36,7 +36,7 @@ ifdef WERROR
 PG_CXXFLAGS += -Werror
 endif
 ifdef FAULT_POINTS
-PG_CPPFLAGS += -DRETRYSAFE_FAULT_POINTS
+PG_CPPFLAGS += -DRETRYSAFE_FAULT_POINTS -D_GLIBCXX_ASSERTIONS
 endif
 # Before 16 the server leaves PGDLLEXPORT empty, and hidden visibility would hide even Pg_magic_func.
 ifneq ($(filter 14 15,$(shell $(PG_CONFIG) --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')),)
@@ -54,12 +54,10 @@ src/sql/retrysafe--$(EXT_VERSION).sql: $(sort $(wildcard src/sql/install/*.sql))
 	cat $(filter %.sql,$^) > $@
 
 # Each destination kind is a library of its own, so that no client library is ever mapped into a user's backend.
-sink_libraries_http     = -lcurl -lcrypto
-sink_libraries_postgres = -lpq
 define sink_rule
-sink_objects_$(1) := $$(patsubst %.cpp,%.o,$$(call source_list,$(1)) $$(call source_list,core))
+sink_objects_$(1) := $$(patsubst %.cpp,%.o,$$(filter %.cpp,$$(call source_list,$(1))) $$(call source_list,core))
 retrysafe_$(1).so: $$(sink_objects_$(1))
-	$$(CXX) -shared $$(LDFLAGS) -o $$@ $$^ $$(sink_libraries_$(1))
+	$$(CXX) -shared $$(LDFLAGS) -o $$@ $$^ $$(filter -l%,$$(call source_list,$(1)))
 endef
 $(foreach sink,$(SINKS),$(eval $(call sink_rule,$(sink))))
 
