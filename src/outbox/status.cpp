@@ -4,8 +4,7 @@
 
 #include "core/routing.hpp"
 #include "outbox/cursor.hpp"
-#include "outbox/destinations.hpp"
-#include "outbox/emit.hpp"
+#include "outbox/progress.hpp"
 #include "outbox/snapshot.hpp"
 #include "pg/boundary.hpp"
 #include "pg/index_scan.hpp"
@@ -47,47 +46,17 @@ int32 shard_of(const Traits &event, int32 shards) {
                                                : retrysafe::shard_of(event.id, count));
 }
 
-struct BatchEnd {
-  int64 seq;
-  int64 window_no;
-  int64 position;
-  TimestampTz published_at;
-
-  bool covers(int64 window, int64 id) const {
-    return window_no > window || (window_no == window && position >= id);
-  }
-};
-
-// The batch of that number, or the first (direction forward) or last one of all for seq -1.
-bool load_batch(int32 destination, int32 shard, int64 seq, ScanDirection direction, BatchEnd *batch) {
-  const pg::Extension &e = pg::extension();
-  ScanKeyData keys[3];
-  pg::int4_equals(&keys[0], 1, destination);
-  pg::int4_equals(&keys[1], 2, shard);
-  pg::int8_compares(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, seq);
-  pg::IndexScan scan =
-      pg::begin_scan(e.outbox_batches, e.outbox_batches_pkey, GetActiveSnapshot(), keys, seq < 0 ? 2 : 3);
-  const bool found = scan.next(direction);
-  if (found) {
-    bool null;
-    batch->seq = DatumGetInt64(scan.datum(3, &null));
-    batch->window_no = DatumGetInt64(scan.datum(4, &null));
-    batch->position = DatumGetInt64(scan.datum(5, &null));
-    batch->published_at = DatumGetTimestampTz(scan.datum(11, &null));
-  }
-  scan.end();
-  return found;
-}
-
 int64 first_window(int32 destination, int32 shard) {
   const pg::Extension &e = pg::extension();
   ScanKeyData keys[2];
   pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
-  pg::IndexScan scan = pg::begin_scan(e.outbox_windows, e.outbox_windows_pkey, GetActiveSnapshot(), keys, 2);
+  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  pg::IndexScan scan = pg::begin_scan(e.outbox_windows, e.outbox_windows_pkey, snapshot, keys, 2);
   bool null;
   const int64 number = scan.next() ? DatumGetInt64(scan.datum(3, &null)) : -1;
   scan.end();
+  UnregisterSnapshot(snapshot);
   return number;
 }
 
@@ -135,7 +104,8 @@ Parked parked(int32 destination, int32 shard, int64 id) {
   pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
   pg::int8_compares(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, id);
-  pg::IndexScan scan = pg::begin_scan(e.outbox_parked, e.outbox_parked_pkey, GetActiveSnapshot(), keys, 3);
+  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  pg::IndexScan scan = pg::begin_scan(e.outbox_parked, e.outbox_parked_pkey, snapshot, keys, 3);
   Parked result{};
   result.found = scan.next();
   if (result.found) {
@@ -147,6 +117,7 @@ Parked parked(int32 destination, int32 shard, int64 id) {
     result.settled_at = DatumGetTimestampTz(scan.datum(9, &null));
   }
   scan.end();
+  UnregisterSnapshot(snapshot);
   return result;
 }
 
@@ -154,34 +125,14 @@ Fate fate_at(int32 destination, int32 shards, ArrayType *event_types, const Trai
              TimestampTz *when) {
   if (!wants(event_types, event.event_type)) return Fate::kNotWanted;
   const int32 shard = shard_of(event, shards);
-  BatchEnd last;
-  if (!load_batch(destination, shard, -1, BackwardScanDirection, &last)) return Fate::kPending;
-  const int64 window = window_of(destination, shard, event, last.window_no);
+  BatchEnd batch;
+  if (!last_batch(destination, shard, &batch)) return Fate::kPending;
+  const int64 window = window_of(destination, shard, event, batch.window_no);
   if (window == 0) return Fate::kNotWanted;  // from before the start of the destination
-  if (window < 0 || !last.covers(window, event.id)) return Fate::kPending;
+  if (window < 0 || !batch_covering(destination, shard, window, event.id, &batch)) return Fate::kPending;
   const Parked exception = parked(destination, shard, event.id);
-  if (exception.found) {
-    *when = exception.settled_at;
-    return exception.fate;
-  }
-  BatchEnd first;
-  load_batch(destination, shard, -1, ForwardScanDirection, &first);
-  int64 low = first.seq;
-  int64 high = last.seq;
-  *when = last.published_at;
-  while (low < high) {
-    const int64 middle = low + (high - low) / 2;
-    BatchEnd batch;
-    if (load_batch(destination, shard, middle, ForwardScanDirection, &batch) &&
-        batch.covers(window, event.id)) {
-      high = middle;
-      *when = batch.published_at;
-    } else {
-      low = middle + 1;
-    }
-  }
-  if (low == first.seq) *when = first.published_at;
-  return Fate::kRecorded;
+  *when = exception.found ? exception.settled_at : batch.published_at;
+  return exception.found ? exception.fate : Fate::kRecorded;
 }
 
 Traits traits(pg::IndexScan &scan) {
@@ -216,7 +167,6 @@ bool has_pending(int32 destination, int32 shards, ArrayType *event_types, const 
   }
 
   Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-  PushActiveSnapshot(snapshot);
   const pg::Extension &e = pg::extension();
   ScanKeyData by_id, by_txid;
   pg::int8_compares(&by_id, 1, BTGreaterStrategyNumber, F_INT8GT, floor);
@@ -236,7 +186,6 @@ bool has_pending(int32 destination, int32 shards, ArrayType *event_types, const 
   };
   look(e.outbox_log_pkey, &by_id);
   look(e.outbox_log_txid, &by_txid);
-  PopActiveSnapshot();
   UnregisterSnapshot(snapshot);
   return found;
 }

@@ -11,3 +11,9 @@ RETURNS text LANGUAGE c STABLE PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'retrysafe_outbox_suspended_reason';
 COMMENT ON FUNCTION @extschema@.outbox_suspended_reason()
 IS 'why nothing is published in this database; null when publishing goes on';
+
+CREATE FUNCTION @extschema@.outbox_cleanup(max_rows integer DEFAULT 10000)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'retrysafe_outbox_cleanup';
+COMMENT ON FUNCTION @extschema@.outbox_cleanup(integer)
+IS 'removes what retention does not keep, as workers do by themselves; returns how many rows went';

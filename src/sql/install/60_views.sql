@@ -3,7 +3,7 @@
 
 CREATE FUNCTION @extschema@.outbox_recorded_at(
   destination integer, shards integer, event_types text[], id bigint, txid xid8, event_type text, ordering_key text)
-RETURNS timestamptz LANGUAGE c STABLE PARALLEL SAFE
+RETURNS timestamptz LANGUAGE c STABLE PARALLEL UNSAFE -- takes snapshots of its own
 AS 'MODULE_PATHNAME', 'retrysafe_outbox_recorded_at';
 COMMENT ON FUNCTION @extschema@.outbox_recorded_at(integer, integer, text[], bigint, xid8, text, text)
 IS 'when a destination recorded an event; infinity while it has not, null when it does not want it';

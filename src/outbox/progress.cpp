@@ -1,0 +1,77 @@
+#include "outbox/progress.hpp"
+
+#include "pg/extension.hpp"
+#include "pg/index_scan.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+constexpr int64 kAny = -1;
+
+// The batch of that number; for kAny the first or, backwards, the last one.
+bool load_batch(int32 destination, int32 shard, int64 seq, ScanDirection direction, BatchEnd *batch) {
+  const pg::Extension &e = pg::extension();
+  ScanKeyData keys[3];
+  pg::int4_equals(&keys[0], 1, destination);
+  pg::int4_equals(&keys[1], 2, shard);
+  pg::int8_compares(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, seq);
+  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  pg::IndexScan scan =
+      pg::begin_scan(e.outbox_batches, e.outbox_batches_pkey, snapshot, keys, seq == kAny ? 2 : 3);
+  const bool found = scan.next(direction);
+  if (found) {
+    bool null;
+    batch->seq = DatumGetInt64(scan.datum(3, &null));
+    batch->window_no = DatumGetInt64(scan.datum(4, &null));
+    batch->position = DatumGetInt64(scan.datum(5, &null));
+    batch->published_at = DatumGetTimestampTz(scan.datum(11, &null));
+  }
+  scan.end();
+  UnregisterSnapshot(snapshot);
+  return found;
+}
+
+// The first batch that fulfils a condition which holds for all later ones too; false when none does.
+template <class Condition>
+bool first_batch_where(int32 destination, int32 shard, Condition condition, BatchEnd *batch) {
+  BatchEnd last, first;
+  if (!last_batch(destination, shard, &last) || !condition(last)) return false;
+  if (!load_batch(destination, shard, kAny, ForwardScanDirection, &first)) return false;
+  *batch = last;
+  int64 low = first.seq;
+  while (low < batch->seq) {
+    BatchEnd middle;
+    const int64 seq = low + (batch->seq - low) / 2;
+    // A row that retention removes under our eyes is one of the oldest.
+    if (load_batch(destination, shard, seq, ForwardScanDirection, &middle) && condition(middle))
+      *batch = middle;
+    else
+      low = seq + 1;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool last_batch(int32 destination, int32 shard, BatchEnd *batch) {
+  return load_batch(destination, shard, kAny, BackwardScanDirection, batch);
+}
+
+bool batch_covering(int32 destination, int32 shard, int64 window_no, int64 id, BatchEnd *batch) {
+  return first_batch_where(
+      destination, shard, [&](const BatchEnd &b) { return b.covers(window_no, id); }, batch);
+}
+
+bool last_batch_before(int32 destination, int32 shard, TimestampTz time, BatchEnd *batch) {
+  BatchEnd newer;
+  const bool any_newer = first_batch_where(
+      destination, shard, [&](const BatchEnd &b) { return b.published_at >= time; }, &newer);
+  if (!any_newer) return last_batch(destination, shard, batch);
+  const int64 wanted = newer.seq == 0 ? 0 : newer.seq - 1;
+  return load_batch(destination, shard, wanted, ForwardScanDirection, batch);
+}
+
+}  // namespace retrysafe::outbox
