@@ -53,7 +53,8 @@ constinit pg::Statement delete_batches{
     "DELETE FROM @.outbox_batches WHERE destination = $1 AND shard = $2 AND seq = ANY (ARRAY("
     " SELECT seq FROM (SELECT seq, window_no FROM @.outbox_batches WHERE destination = $1 AND shard = $2"
     " AND seq < $3 ORDER BY seq LIMIT $4) AS oldest"
-    " WHERE window_no < (SELECT min(window_no) FROM @.outbox_windows WHERE destination = $1 AND shard = $2)))",
+    " WHERE window_no < (SELECT min(window_no) FROM @.outbox_windows WHERE destination = $1 AND shard = "
+    "$2)))",
     {INT4OID, INT4OID, INT8OID, INT4OID}};
 
 // While the event itself is kept, its parked row tells when it was sent.
@@ -63,15 +64,6 @@ constinit pg::Statement delete_settled{
     "< $2"
     " LIMIT $3))",
     {TIMESTAMPTZOID, INT8OID, INT4OID}};
-
-constinit pg::Statement delete_inbox{
-    "DELETE FROM @.inbox_messages WHERE ctid = ANY (ARRAY("
-    " SELECT ctid FROM @.inbox_messages WHERE seen_at < $1 ORDER BY seen_at LIMIT $2))",
-    {TIMESTAMPTZOID, INT4OID}};
-
-TimestampTz ago(int seconds) {
-  return GetCurrentTimestamp() - static_cast<int64>(seconds) * USECS_PER_SEC;
-}
 
 // What the shard had done before the cutoff. False: nothing that this era can tell.
 bool done_before(Shard *shard, TimestampTz cutoff, int32 era, Done *done) {
@@ -104,7 +96,8 @@ Shard *all_shards(uint64 *count) {
 }  // namespace
 
 int64 remove_old_events(int32 max_rows) {
-  const TimestampTz cutoff = ago(settings::outbox_retention);
+  const TimestampTz cutoff =
+      GetCurrentTimestamp() - static_cast<int64>(settings::outbox_retention) * USECS_PER_SEC;
   Era era;
   const bool published = current_era(&era);
   uint64 shard_count;
@@ -132,8 +125,6 @@ int64 remove_old_events(int32 max_rows) {
     }
     removed += delete_settled.run(
         {pg::value(TimestampTzGetDatum(cutoff)), pg::value(first_kept), pg::value(max_rows)});
-    removed += delete_inbox.run(
-        {pg::value(TimestampTzGetDatum(ago(settings::inbox_retention))), pg::value(max_rows)});
     return static_cast<int64>(removed);
   });
 }

@@ -65,3 +65,19 @@ LANGUAGE c STABLE STRICT PARALLEL SAFE
 AS 'MODULE_PATHNAME', 'retrysafe_outbox_options_of_kind';
 COMMENT ON FUNCTION @extschema@.outbox_options_of_kind(text)
 IS 'the options that destinations of a kind take';
+
+CREATE FUNCTION @extschema@.outbox_retry(
+  destination text, event_type text DEFAULT NULL, ordering_key text DEFAULT NULL, event_id uuid DEFAULT NULL,
+  reason_like text DEFAULT NULL, max_events bigint DEFAULT NULL)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'retrysafe_outbox_retry';
+COMMENT ON FUNCTION @extschema@.outbox_retry(text, text, text, uuid, text, bigint)
+IS 'sends dead letters again that match all given filters, in order; returns how many';
+
+CREATE FUNCTION @extschema@.outbox_discard(
+  destination text, event_type text DEFAULT NULL, ordering_key text DEFAULT NULL, event_id uuid DEFAULT NULL,
+  reason_like text DEFAULT NULL, max_events bigint DEFAULT NULL)
+RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'retrysafe_outbox_discard';
+COMMENT ON FUNCTION @extschema@.outbox_discard(text, text, text, uuid, text, bigint)
+IS 'gives up dead letters that match all given filters; returns how many';
