@@ -14,7 +14,7 @@ BEGIN
   RETURN 'ok';
 EXCEPTION WHEN OTHERS THEN
   GET STACKED DIAGNOSTICS message = MESSAGE_TEXT, hint = PG_EXCEPTION_HINT;
-  RETURN SQLSTATE || ': ' || message || coalesce(' | ' || nullif(hint, ''), '');
+  RETURN SQLSTATE || ': ' || message || coalesce(' | ' || nullif(regexp_replace(hint, 'Known options: .*', 'Known options: …'), ''), '');
 END
 $$;
 

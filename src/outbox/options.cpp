@@ -199,6 +199,11 @@ constinit pg::Statement delete_kind{
 
 // --- files and environment -------------------------------------------------------------------------------
 
+// Both canonical.
+bool is_below(const char *directory, const char *path) {
+  return path_is_prefix_of_path(directory, path) && strcmp(directory, path) != 0;
+}
+
 // The path below retrysafe.allowed_secret_directory; relative ones start there. Looks at the text only.
 const char *path_below_secret_directory(const char *option, const char *path) {
   if (settings::allowed_secret_directory[0] == '\0')
@@ -211,7 +216,7 @@ const char *path_below_secret_directory(const char *option, const char *path) {
   // Before the path is made canonical, which would swallow "x/../y".
   const bool climbs = path_contains_parent_reference(full);
   canonicalize_path(full);
-  if (climbs || !path_is_prefix_of_path(directory, full))
+  if (climbs || !is_below(directory, full))
     pg::raise(kInvalidOption,
               "Name a file below the directory of the setting retrysafe.allowed_secret_directory.",
               "option \"%s\" names a file outside of the allowed directory", option);
@@ -226,7 +231,7 @@ const char *real_path_below_secret_directory(const char *option, const char *pat
   if (!realpath(settings::allowed_secret_directory, directory) || !realpath(full, real))
     pg::raise(kInvalidOption, "The server reads it as its own operating system user.",
               "the file of option \"%s\" cannot be found", option);
-  if (!path_is_prefix_of_path(directory, real))
+  if (!is_below(directory, real))
     pg::raise(kInvalidOption, "A symbolic link must not lead out of retrysafe.allowed_secret_directory.",
               "option \"%s\" names a file outside of the allowed directory", option);
   return pstrdup(real);
