@@ -11,7 +11,9 @@ inline void reserve_setting_prefix(const char *prefix) {
 }
 
 inline IndexScanDesc begin_index_scan(Relation heap, Relation index, Snapshot snapshot, int keys) {
-#if PG_VERSION_NUM >= 180000
+#if PG_VERSION_NUM >= 190000
+  return index_beginscan(heap, index, snapshot, nullptr, keys, 0, SO_NONE);
+#elif PG_VERSION_NUM >= 180000
   return index_beginscan(heap, index, snapshot, nullptr, keys, 0);
 #else
   return index_beginscan(heap, index, snapshot, keys, 0);

@@ -5,7 +5,7 @@ namespace retrysafe::pg {
 namespace {
 
 // vsnprintf into palloc'd memory of the right size.
-pg_attribute_printf(1, 0) char *format_text(const char *format, va_list args) {
+RETRYSAFE_PRINTF(1, 0) char *format_text(const char *format, va_list args) {
   StringInfoData text;
   initStringInfo(&text);
   for (;;) {

@@ -22,22 +22,26 @@ class PgError : public std::exception {
 
 int sqlstate(const ErrorCode &code);
 
+// Not pg_attribute_printf: from 16 on that is what the compiler of the server's build called it, which another
+// compiler need not know.
+#define RETRYSAFE_PRINTF(format, arguments) __attribute__((__format__(__printf__, format, arguments)))
+
 // Jumps. Message style is the server's: lower case, no full stop; the hint is a sentence, or null.
-[[noreturn]] void raise(const ErrorCode &code, const char *hint, const char *format, ...) pg_attribute_printf(3, 4);
+[[noreturn]] void raise(const ErrorCode &code, const char *hint, const char *format, ...) RETRYSAFE_PRINTF(3, 4);
 
 // The same with a detail (a sentence, or null) made by the caller.
 [[noreturn]] void raise_detailed(const ErrorCode &code, const char *detail, const char *hint, const char *format, ...)
-    pg_attribute_printf(4, 5);
+    RETRYSAFE_PRINTF(4, 5);
 
 // The transaction cannot see what it would have to answer with: SQLSTATE 40001, which clients retry.
 [[noreturn]] void raise_serialization_failure(const char *message, const char *hint);
 
 // The caller lacks a right: SQLSTATE 42501.
-[[noreturn]] void raise_insufficient_privilege(const char *hint, const char *format, ...) pg_attribute_printf(2, 3);
+[[noreturn]] void raise_insufficient_privilege(const char *hint, const char *format, ...) RETRYSAFE_PRINTF(2, 3);
 
-void warn(const ErrorCode &code, const char *hint, const char *format, ...) pg_attribute_printf(3, 4);
+void warn(const ErrorCode &code, const char *hint, const char *format, ...) RETRYSAFE_PRINTF(3, 4);
 
 // One line in the server's log.
-void log(const char *format, ...) pg_attribute_printf(1, 2);
+void log(const char *format, ...) RETRYSAFE_PRINTF(1, 2);
 
 }  // namespace retrysafe::pg
