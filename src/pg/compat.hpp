@@ -6,6 +6,13 @@
 
 namespace retrysafe::pg {
 
+// How a callback of the system caches is told which one.
+#if PG_VERSION_NUM >= 190000
+using SyscacheNumber = SysCacheIdentifier;
+#else
+using SyscacheNumber = int;
+#endif
+
 inline void reserve_setting_prefix(const char *prefix) {
   MarkGUCPrefixReserved(prefix);
 }

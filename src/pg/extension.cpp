@@ -26,7 +26,7 @@ void on_relation_change(Datum, Oid relation) {
   if (cache_valid && (relation == InvalidOid || is_ours(relation))) forget();
 }
 
-void on_catalog_change(Datum, int, uint32) {
+void on_catalog_change(Datum, SyscacheNumber, uint32) {
   forget();
 }
 
