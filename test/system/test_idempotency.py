@@ -195,6 +195,19 @@ def test_case_08_commit_after_a_lost_claim(shop, setting):
     assert orders(shop) == (1 if setting == "warning" else 0)
 
 
+def test_case_08_begun_again_after_a_lost_claim(shop):
+    """Whoever begins again learns who did the work, and nothing is lost any more."""
+    first = shop.connect(autocommit=False)
+    run(first, "SET retrysafe.on_lost_claim = 'error'")
+    first.commit()
+    run(first, "SAVEPOINT s")
+    begin(first, "k")
+    run(first, "ROLLBACK TO s")
+    order = pay_in_new_session(shop, "k")[1]
+    assert begin(first, "k") == ("replay", {"id": order}, "completed")
+    first.commit()
+
+
 def test_case_09_business_failure_and_transient_failure(shop):
     connection = shop.connect(autocommit=False)
     begin(connection, "k")
