@@ -75,14 +75,16 @@ void Dispatcher::begin(std::span<Item> batch) {
 }
 
 void Dispatcher::step() {
+  // What came back decides what may go out, so it comes first; and the sink has the last word on the timeout.
   retrysafe_outcome outcomes[kOutcomesAtOnce];
-  size_t count;
-  do {
-    submit();
+  bool progress = true;
+  while (progress) {
     timeout_ms_ = -1;
-    count = sink_.collect(outcomes, &timeout_ms_);
+    const size_t count = sink_.collect(outcomes, &timeout_ms_);
     for (size_t i = 0; i < count; ++i) settle(outcomes[i]);
-  } while (count > 0);
+    const bool submitted = submit();
+    progress = count > 0 || submitted;
+  }
   if (done() && !finished_) finish();
 }
 
@@ -116,7 +118,7 @@ uint32_t Dispatcher::next_to_submit() {
   return in_flight_ == 0 && !ready_convicts_.empty() ? ready_convicts_.front() : kNone;
 }
 
-void Dispatcher::submit() {
+bool Dispatcher::submit() {
   bool any = false;
   for (uint32_t index; (index = next_to_submit()) != kNone && sink_.submit(items_[index].event); any = true) {
     slots_[index].state = State::kInFlight;
@@ -128,6 +130,7 @@ void Dispatcher::submit() {
       ready_.pop();
   }
   if (any) sink_.flush();
+  return any;
 }
 
 void Dispatcher::settle(const retrysafe_outcome &outcome) {

@@ -107,7 +107,7 @@ class Dispatcher {
   void make_ready(uint32_t index);
   bool may_submit() const;
   uint32_t next_to_submit();
-  void submit();
+  bool submit();
   void settle(const retrysafe_outcome &outcome);
   void settle_delivered(uint32_t index);
   void settle_failed(uint32_t index, Status status);

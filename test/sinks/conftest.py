@@ -1,0 +1,5 @@
+"""Tests of the sink libraries as such, through their C interface, without a server."""
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
