@@ -83,7 +83,7 @@ void check_payload(Jsonb *payload) {
   if (!payload) return;
   StringInfoData json;
   initStringInfo(&json);
-  JsonbToCString(&json, &payload->root, VARSIZE(payload));
+  JsonbToCString(&json, &payload->root, static_cast<int>(VARSIZE(payload)));
   if (json.len > settings::max_payload_bytes)
     pg::raise(
         kPayloadTooLarge,
@@ -166,8 +166,8 @@ bool same_text(const text *a, const text *b) {
 // By the canonical text, so that 1.5 and 1.50 differ: consumers see every digit.
 bool same_json(Jsonb *a, Jsonb *b) {
   if (!a || !b) return a == b;
-  return std::strcmp(JsonbToCString(nullptr, &a->root, VARSIZE(a)),
-                     JsonbToCString(nullptr, &b->root, VARSIZE(b))) == 0;
+  return std::strcmp(JsonbToCString(nullptr, &a->root, static_cast<int>(VARSIZE(a))),
+                     JsonbToCString(nullptr, &b->root, static_cast<int>(VARSIZE(b)))) == 0;
 }
 
 void require_same_content(const NewEvent &event, const FoundEvent &found) {

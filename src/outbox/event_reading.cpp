@@ -21,7 +21,7 @@ const char *json_at(TupleTableSlot *slot, AttrNumber column) {
   const Datum value = slot_getattr(slot, column, &null);
   if (null) return nullptr;
   Jsonb *json = DatumGetJsonbP(value);
-  return JsonbToCString(nullptr, &json->root, VARSIZE(json));
+  return JsonbToCString(nullptr, &json->root, static_cast<int>(VARSIZE(json)));
 }
 
 }  // namespace
