@@ -56,7 +56,7 @@ int format_handle(const BatchHandle &handle, char *out) {
     w.separator(i == 0 ? '.' : '-');
     w.number(handle.parked[i].id);
     w.separator('~');
-    w.number(handle.parked[i].attempts);
+    w.number(handle.parked[i].turn);
   }
   *w.at = '\0';
   return static_cast<int>(w.at - out);
@@ -74,7 +74,7 @@ bool parse_handle(std::string_view text, BatchHandle *handle) {
     if (handle->parked_count == BatchHandle::kMaxParked) return false;
     ParkedItem &item = handle->parked[handle->parked_count];
     if (!(r.separator(handle->parked_count == 0 ? '.' : '-') && r.number(&item.id) && r.separator('~') &&
-          r.number(&item.attempts)))
+          r.number(&item.turn)))
       return false;
     ++handle->parked_count;
   }

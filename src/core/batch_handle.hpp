@@ -7,10 +7,11 @@
 
 namespace retrysafe {
 
-// A parked event of the batch. Its failed attempts tell whether it failed again since.
+// A parked event of the batch. Its turn has passed when it failed again or was given back since: then it is no longer
+// the batch's to settle.
 struct ParkedItem {
   std::int64_t id;
-  std::int32_t attempts;
+  std::int32_t turn;
 };
 
 struct BatchHandle {
@@ -27,7 +28,7 @@ struct BatchHandle {
   ParkedItem parked[kMaxParked];
 };
 
-// "destination.shard.token.window.from.to.check" and, after another dot, "id~attempts" joined by "-".
+// "destination.shard.token.window.from.to.check" and, after another dot, "id~turn" joined by "-".
 // Writes at most kMaxLength bytes, closing NUL included, and returns the length.
 int format_handle(const BatchHandle &handle, char *out);
 

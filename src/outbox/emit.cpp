@@ -6,6 +6,7 @@
 #include "idempotency/claims.hpp"
 #include "outbox/event_key.hpp"
 #include "pg/boundary.hpp"
+#include "pg/fault_point.hpp"
 #include "pg/statement.hpp"
 #include "pg/text.hpp"
 #include "pg/xact_events.hpp"
@@ -42,6 +43,7 @@ constinit pg::Statement insert_into_scheduled{
     {TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
 constinit bool emitted = false;
+constinit int64 first_position = 0;
 constinit bool announce = false;
 
 // --- what an event may look like
@@ -194,11 +196,17 @@ void require_same_content(const NewEvent &event, const FoundEvent &found) {
 bool insert_immediate(const NewEvent &event, int64 *id) {
   // The reader of the log relies on this order: a transaction that has no id when a snapshot is taken draws
   // only positions above all that were drawn before.
+  const bool wrong_order = RETRYSAFE_FAULT("emit.position_before_transaction");
+  if (wrong_order) {
+    *id = nextval_internal(pg::extension().outbox_log_id_seq, false);
+    pg_usleep(3000);
+  }
   const FullTransactionId transaction = GetTopFullTransactionId();
   // A new era locks out writers before it draws its first position: none may hold a position without this
   // lock.
   LockRelationOid(pg::extension().outbox_log, RowExclusiveLock);
-  *id = nextval_internal(pg::extension().outbox_log_id_seq, false);
+  if (!wrong_order) *id = nextval_internal(pg::extension().outbox_log_id_seq, false);
+  if (first_position == 0) first_position = *id;
   return pg::spi([&] {
            return insert_into_log.run(
                {pg::value(*id), pg::value(FullTransactionIdGetDatum(transaction)), pg::value(event.scope),
@@ -254,6 +262,7 @@ bool emit(const NewEvent &event, int64 *id) {
 
 void forget() noexcept {
   emitted = announce = false;
+  first_position = 0;
 }
 
 void after_commit() noexcept {
@@ -275,6 +284,10 @@ constexpr pg::XactSubscriber subscriber{
 
 bool transaction_has_emitted() {
   return emitted;
+}
+
+int64 first_position_of_transaction() {
+  return first_position;
 }
 
 void announce_at_commit() {

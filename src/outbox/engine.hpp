@@ -19,6 +19,7 @@ struct Event {
   bool parked;              // comes from outbox_parked, not from the log
   bool held;                // not to be sent: an earlier event of its ordering key is parked; recording parks it too
   int32 attempts;           // failed ones so far
+  int32 turn;               // of a parked event: grows whenever a batch that holds it has to do without it
   pg_uuid_t event_id;
   const char *scope;
   const char *idempotency_key;

@@ -13,7 +13,7 @@ enum : AttrNumber {
 
 namespace parked_column {
 enum : AttrNumber {
-  kDestination = 1, kShard, kId, kState, kAttempts, kRetryAt, kReason, kParkedAt, kSettledAt,
+  kDestination = 1, kShard, kId, kState, kAttempts, kGivenBack, kRetryAt, kReason, kParkedAt, kSettledAt,
   kTxid, kScope, kIdempotencyKey, kEventKey, kEventType, kOrderingKey, kPayload, kHeaders, kCreatedAt
 };
 }  // namespace parked_column

@@ -1,7 +1,9 @@
 #include "outbox/log_identity.hpp"
 
+#include <algorithm>
 #include <cstring>
 
+#include "outbox/emit.hpp"
 #include "pg/error.hpp"
 #include "pg/extension.hpp"
 #include "pg/index_scan.hpp"
@@ -83,6 +85,8 @@ void begin_era(int32 era, const Uuid &log) {
     if (!pg::Row(0).bool_at(1) || era > 1) {
       skip_positions.run({pg::value(ObjectIdGetDatum(pg::extension().outbox_log_id_seq))});
       first_id = pg::Row(0).int64_at(1);
+      // Rows below first_id count as committed, and those of this very transaction are not.
+      if (const int64 own = first_position_of_transaction(); own > 0) first_id = std::min(first_id, own);
     }
     insert_era.run({pg::value(era), pg::value(UUIDPGetDatum(reinterpret_cast<const pg_uuid_t *>(log.data()))),
                     pg::value(first_id), pg::value(static_cast<int64>(GetSystemIdentifier())),

@@ -74,6 +74,7 @@ Event event_at(pg::IndexScan *scan, const Uuid &log, bool bodies) {
   event.txid = DatumGetUInt64(scan->datum(parked_column::kTxid, &null));
   event.parked = true;
   event.attempts = DatumGetInt32(scan->datum(parked_column::kAttempts, &null));
+  event.turn = event.attempts + DatumGetInt32(scan->datum(parked_column::kGivenBack, &null));
   return event;
 }
 
@@ -104,19 +105,16 @@ int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, bool b
   return count;
 }
 
-bool read_waiting(const Destination &d, int32 shard, const Uuid &log, int64 id, Event *event, bool *first_in_line) {
+bool read_waiting(int32 destination, int32 shard, const Uuid &log, int64 id, Event *event) {
   ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
   ScanKeyData keys[3];
-  pg::int4_equals(&keys[0], 1, d.destination);
+  pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
   pg::int8_compares(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, id);
   const pg::Extension &e = pg::extension();
   pg::IndexScan scan = pg::begin_scan(e.outbox_parked, e.outbox_parked_pkey, snapshot, keys, 3);
   const bool found = scan.next() && (state_is(&scan, "retry") || state_is(&scan, "blocked"));
-  if (found) {
-    *event = event_at(&scan, log, false);
-    *first_in_line = !event->ordering_key || first_holder(d, shard, event->ordering_key, snapshot) == id;
-  }
+  if (found) *event = event_at(&scan, log, false);
   scan.end();
   UnregisterSnapshot(snapshot);
   return found;
@@ -196,6 +194,11 @@ constinit pg::Statement update_failed{
     " WHERE destination = $1 AND shard = $2 AND id = $3 AND state IN ('retry', 'blocked')",
     {INT4OID, INT4OID, INT8OID, TEXTOID, INT4OID, TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID}};
 
+constinit pg::Statement update_given_back{
+    "UPDATE @.outbox_parked SET state = 'blocked', retry_at = NULL, given_back = given_back + 1"
+    " WHERE destination = $1 AND shard = $2 AND id = $3 AND state IN ('retry', 'blocked')",
+    {INT4OID, INT4OID, INT8OID}};
+
 constinit pg::Statement update_delivered{
     "UPDATE @.outbox_parked SET state = 'delivered', retry_at = NULL, settled_at = clock_timestamp()"
     " WHERE destination = $1 AND shard = $2 AND id = $3 AND state IN ('retry', 'blocked')",
@@ -236,6 +239,10 @@ bool fail_again(const Destination &d, int32 shard, const Event &event, const Fai
 void park_blocked(int32 destination, int32 shard, const Event &event) {
   insert_parked.run({pg::value(destination), pg::value(shard), pg::value(event.id), pg::value("blocked"),
                      pg::value(event.attempts), pg::null_value(), pg::null_value(), pg::null_value()});
+}
+
+void give_back(int32 destination, int32 shard, int64 id) {
+  update_given_back.run({pg::value(destination), pg::value(shard), pg::value(id)});
 }
 
 void settle_delivered(int32 destination, int32 shard, int64 id) {

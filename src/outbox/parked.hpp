@@ -19,9 +19,8 @@ namespace retrysafe::outbox {
 int32 read_due_parked(const Destination &destination, int32 shard, const Uuid &log, bool bodies, int32 most,
                       Event *events);
 
-// One that waits, by its position; false when it does not, or does not exist. It may be sent when `first_in_line`.
-bool read_waiting(const Destination &destination, int32 shard, const Uuid &log, int64 id, Event *event,
-                  bool *first_in_line);
+// One that waits, by its position; false when it does not, or does not exist.
+bool read_waiting(int32 destination, int32 shard, const Uuid &log, int64 id, Event *event);
 
 // Whether any event of the shard holds back others. Spares the look-ups per key.
 bool any_key_is_held(const Destination &destination, int32 shard);
@@ -53,6 +52,9 @@ bool fail_again(const Destination &destination, int32 shard, const Event &event,
 
 // An event of the log waits behind an earlier one of its key.
 void park_blocked(int32 destination, int32 shard, const Event &event);
+
+// A parked event that was handed out is given back untried, behind an earlier one of its key.
+void give_back(int32 destination, int32 shard, int64 id);
 
 void settle_delivered(int32 destination, int32 shard, int64 id);
 

@@ -229,7 +229,7 @@ void return_batch(const Batch &batch, ReturnSetInfo *result) {
   handle.to = batch.to;
   handle.check = batch.check;
   for (int32 i = 0; i < batch.event_count && batch.events[i].parked; ++i)
-    handle.parked[handle.parked_count++] = {batch.events[i].id, batch.events[i].attempts};
+    handle.parked[handle.parked_count++] = {batch.events[i].id, batch.events[i].turn};
   char name[BatchHandle::kMaxLength];
   format_handle(handle, name);
   const Datum batch_name = CStringGetTextDatum(name);
@@ -295,18 +295,14 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &
     if (range.events[i].id > batch.from) batch.events[batch.event_count++] = range.events[i];
 }
 
-// Parked events: those that did not fail again meanwhile, in line behind the ones before them in the batch.
+// Parked events: those that did not fail again and were not given back meanwhile.
 void find_parked_part(const BatchHandle &handle, const Uuid &log, HandedOut *out) {
   Batch &batch = out->batch;
   for (int i = 0; i < handle.parked_count; ++i) {
     Event event;
-    bool first;
-    if (!read_waiting(*out->destination, handle.shard, log, handle.parked[i].id, &event, &first)) continue;
-    if (event.attempts != handle.parked[i].attempts) continue;
-    const Event *before = batch.event_count > 0 ? &batch.events[batch.event_count - 1] : nullptr;
-    const bool follows = before && before->ordering_key && event.ordering_key &&
-                         strcmp(before->ordering_key, event.ordering_key) == 0;
-    if (first || follows) batch.events[batch.event_count++] = event;
+    if (read_waiting(handle.destination, handle.shard, log, handle.parked[i].id, &event) &&
+        event.turn == handle.parked[i].turn)
+      batch.events[batch.event_count++] = event;
   }
 }
 
@@ -458,19 +454,21 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_nack) {
                 "the event is not in the batch");
     // The client knows better than the back-off.
     const FailedAttempt attempt{dead, retry_after >= 0 ? retry_after : backoff_of(d, *event), reason};
-    if (event->parked) {
+    if (event->parked)
       fail_again(d, handle.shard, *event, attempt);
-      restore_head(d, handle.shard, event->ordering_key);
-      return 1;
-    }
+    else
+      park_failed(d, handle.shard, *event, attempt);
+    // What comes behind it in its key waits and comes again, though the client has it in hand: also when the event is
+    // dead now and holds back nothing, since the client need not know the policy of the destination.
     int32 count = 1;
-    const bool holds = park_failed(d, handle.shard, *event, attempt);
-    // What comes behind it in its key waits, even where the client has it in hand.
-    for (const Event *later = event + 1; holds && event->ordering_key && later != end; ++later)
-      if (later->ordering_key && strcmp(later->ordering_key, event->ordering_key) == 0) {
+    for (const Event *later = event + 1; event->ordering_key && later != end; ++later) {
+      if (!later->ordering_key || strcmp(later->ordering_key, event->ordering_key) != 0) continue;
+      if (later->parked)
+        give_back(d.destination, handle.shard, later->id);
+      else
         park_blocked(d.destination, handle.shard, *later);
-        ++count;
-      }
+      ++count;
+    }
     restore_head(d, handle.shard, event->ordering_key);
     return count;
   });

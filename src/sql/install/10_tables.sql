@@ -164,6 +164,7 @@ CREATE TABLE @extschema@.outbox_parked (
   id              bigint NOT NULL,       -- position in the log; order of delivery within an ordering key
   state           text NOT NULL,         -- retry | blocked | dead | delivered | discarded
   attempts        integer NOT NULL,
+  given_back      integer NOT NULL DEFAULT 0, -- times it was handed out and, for its key's sake, given back untried
   retry_at        timestamptz,
   reason          text,
   parked_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
