@@ -154,6 +154,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_suspended_reason) {
 // No session writes events while an era begins: the locks wait for running and prepared ones, and hold off
 // new ones, so that every row of the log belongs to one era by its position.
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_consent) {
+  PreventCommandIfReadOnly("outbox_consent()");
   const char *log = PG_ARGISNULL(0) ? "" : text_to_cstring(PG_GETARG_TEXT_PP(0));
   const bool fork = std::strcmp(log, "fork") == 0;
   if (!fork && std::strcmp(log, "same") != 0)

@@ -8,7 +8,7 @@ import tempfile
 import psycopg2
 import pytest
 
-from conftest import Database, Pending, Server, make_database, run
+from conftest import Database, Pending, Server, eventually, run
 
 
 def emit(db, *keys, type="t", ordering_key=None):
@@ -18,6 +18,22 @@ def emit(db, *keys, type="t", ordering_key=None):
 
 def ids(db):
     return dict(db.sql("SELECT event_key, outbox_event_id(event_key, scope) FROM outbox_log"))
+
+
+def drain(db, destination="d", max_events=100, batches=1000):
+    """Event keys and ids in order of delivery."""
+    delivered = []
+    for _ in range(batches):
+        rows = db.sql("SELECT batch, event_key, event_id FROM outbox_fetch(%s, %s)", destination, max_events)
+        if not rows:
+            break
+        delivered += [row[1:] for row in rows]
+        db.sql("SELECT outbox_ack(%s)", rows[0][0])
+    return delivered
+
+
+def keys(delivered):
+    return [key for key, _ in delivered]
 
 
 def reason(db):
@@ -76,6 +92,88 @@ def test_a_fork_gives_new_ids(db, clone):
     before = ids(db)
     db.sql("SELECT outbox_consent('fork')")
     assert ids(db) != before
+
+
+class History:
+    """A log in all states that a copy can find it in: delivered, half a window, parked, dead, delayed, committed out of
+    order, rolled back."""
+
+    def __init__(self, db):
+        self.db = db
+        db.sql("SELECT outbox_create_destination('d', 'pull', start_at => 'earliest')")
+        db.sql("SELECT outbox_create_destination('sharded', 'pull', shards => 3)")
+        emit(db, "dead", "retry", ordering_key="parked")
+        for key, arguments in (("dead", "dead => true"), ("retry", "retry_after => '0'")):
+            batch, event_id = db.sql("SELECT batch, event_id FROM outbox_fetch('d', 1)")[0]
+            db.sql(f"SELECT outbox_nack(%s, %s, reason => 'no', {arguments})", batch, event_id)
+            db.sql("SELECT outbox_ack(%s)", batch)
+        late = db.connect(autocommit=False)
+        run(late, "SELECT outbox_emit(NULL, 'late', 't', '{}')")
+        emit(db, *(f"done{i}" for i in range(5)), ordering_key="k")
+        rolled_back = db.connect(autocommit=False)
+        run(rolled_back, "SELECT outbox_emit(NULL, 'rolled back', 't', '{}')")
+        self.done = drain(db, max_events=2, batches=4) + drain(db, max_events=100, batches=1)
+        late.commit()
+        emit(db, *(f"half{i}" for i in range(6)))
+        self.done += drain(db, max_events=2, batches=2)
+        emit(db, "fresh")
+        rolled_back.rollback()
+        db.close()  # a template must have no sessions
+        db.sql("SELECT outbox_emit(NULL, 'delayed', 't', '{}', deliver_after => now() + '1 day')")
+        self.all = {"retry", "late", "fresh"} | {f"done{i}" for i in range(5)} | {f"half{i}" for i in range(6)}
+
+    def check(self, copy, consent):
+        """The copy delivers what is due, once, and nothing that was done."""
+        assert copy.sql("SELECT state FROM outbox_status") == [("suspended",)] * 2
+        refused(copy, "RS213", "SELECT * FROM outbox_fetch('d')")
+        emit(copy, "emitted while suspended")
+        copy.sql("SELECT outbox_consent(%s)", consent)
+        emit(copy, "new")
+        rest = drain(copy)
+        expected = (self.all | {"emitted while suspended", "new"}) - set(keys(self.done))
+        assert sorted(keys(rest)) == sorted(expected)
+        wanted = ids(copy)
+        assert all(wanted[key] == event_id for key, event_id in rest)
+        if consent == "same":
+            assert wanted.items() >= ids(self.db).items()
+        else:
+            assert not set(wanted.values()) & set(ids(self.db).values())
+        assert sorted(keys(drain(copy, "sharded"))) == sorted(wanted)
+        assert copy.sql("SELECT event_key FROM outbox_dead_letters") == [("dead",)]
+        copy.sql("SELECT outbox_retry('d')")
+        assert keys(drain(copy)) == ["dead"]
+        assert copy.value("SELECT outbox_cancel('delayed')") is True
+        assert drain(copy) == drain(copy, "sharded") == []
+        late = copy.connect(autocommit=False)
+        run(late, "SELECT outbox_emit(NULL, 'late in the new era', 't', '{}')")
+        emit(copy, "last")
+        assert keys(drain(copy)) == ["last"]
+        late.commit()
+        assert keys(drain(copy)) == ["late in the new era"]
+        assert sorted(keys(drain(copy, "sharded"))) == ["last", "late in the new era"]
+        assert copy.sql("SELECT event_key FROM outbox_events WHERE sent_at IS NULL") == []
+
+
+@pytest.mark.parametrize("consent", ["same", "fork"])
+def test_a_clone_delivers_what_is_due_and_no_more(db, clone, consent):
+    history = History(db)
+    history.check(clone(), consent)
+    # The original goes on as if nothing had happened.
+    assert sorted(keys(drain(db))) == sorted(history.all - set(keys(history.done)))
+
+
+def test_eras_may_follow_each_other_before_anything_is_read(db, clone):
+    history = History(db)
+    copy = clone()
+    copy.sql("SELECT outbox_consent('same')")
+    copy.sql("SELECT outbox_consent('fork')")
+    emit(copy, "between")
+    delivered = drain(copy, max_events=2, batches=1)
+    copy.sql("SELECT outbox_consent('fork')")
+    delivered += drain(copy)
+    assert sorted(keys(delivered)) == sorted((history.all | {"between"}) - set(keys(history.done)))
+    emit(copy, "last")
+    assert keys(drain(copy)) == ["last"]
 
 
 def test_a_database_that_never_published_needs_no_consent(db, clone):
@@ -162,11 +260,9 @@ def as_postgres(*command, stdin=None):
     return subprocess.run([str(c) for c in command], check=True, capture_output=True, input=stdin).stdout
 
 
-@pytest.mark.parametrize("format", ["plain", "custom"])
-def test_a_restored_dump_is_suspended_until_consent(server, other, db, format):
-    db.sql("SELECT outbox_create_destination('d', 'pull', start_at => 'earliest')")
-    emit(db, "a", "b")
-    db.sql("SELECT outbox_emit(NULL, 'later', 't', '{}', deliver_after => now() + '1 day')")
+@pytest.mark.parametrize("format, consent", [("plain", "same"), ("custom", "same"), ("custom", "fork")])
+def test_a_restored_dump_delivers_what_is_due_and_no_more(server, other, db, format, consent):
+    history = History(db)
     dump = as_postgres(server.bindir() / "pg_dump", f"--format={format}", server.dsn(db.name))
     admin = other.connect()
     run(admin, "CREATE DATABASE restored")
@@ -179,12 +275,23 @@ def test_a_restored_dump_is_suspended_until_consent(server, other, db, format):
     restored = Database(other, "restored")
     assert "restored" in reason(restored)
     assert ids(restored) == ids(db)
-    assert restored.value("SELECT count(*) FROM outbox_scheduled") == 1
-    restored.sql("SELECT outbox_consent('same')")
-    assert reason(restored) is None
-    assert ids(restored) == ids(db)
-    emit(restored, "c")
-    assert restored.value("SELECT max(id) FROM outbox_log") > db.value("SELECT max(id) FROM outbox_log")
+    history.check(restored, consent)
+
+
+@pytest.mark.parametrize("direction", ["older", "younger"])
+def test_transaction_ids_of_another_cluster_mean_nothing(server, other, db, direction):
+    """A dump goes to a cluster whose transaction ids are far behind, or far ahead."""
+    busy = db if direction == "younger" else Database(other, "postgres")
+    for _ in range(300):
+        busy.sql("SELECT pg_current_xact_id()")
+    history = History(db)
+    dump = as_postgres(server.bindir() / "pg_dump", server.dsn(db.name))
+    admin = other.connect()
+    run(admin, "CREATE DATABASE restored")
+    run(admin, "ALTER DATABASE restored SET search_path = retrysafe, public")
+    admin.close()
+    as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", other.dsn("restored"), stdin=dump)
+    history.check(Database(other, "restored"), "same")
 
 
 class Copy(Server):
@@ -244,6 +351,8 @@ def test_point_in_time_recovery_is_suspended_until_consent(db, copy_of):
     db.sql("SELECT outbox_create_destination('d', 'pull')")
     copy = Database(copy_of("recovery.signal", restore_command="false"), db.name)
     assert "backup" in reason(copy)
+    eventually(lambda: not copy.value("SELECT pg_is_in_recovery()"))
+    assert "backup" in reason(copy)
     copy.sql("SELECT outbox_consent('fork')")
     assert reason(copy) is None
 
@@ -253,6 +362,7 @@ def test_a_promoted_standby_publishes_unless_told_otherwise(server, db, copy_of)
     standby = copy_of("standby.signal", primary_conninfo=server.dsn().replace("'", ""))
     copy = Database(standby, db.name)
     assert reason(copy) is None
+    refused(copy, "25006", "SELECT outbox_consent('fork')")
     standby.pg_ctl("promote")
     assert reason(copy) is None
     copy.sql("ALTER SYSTEM SET retrysafe.on_timeline_change = 'suspend'")
