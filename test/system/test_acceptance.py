@@ -66,7 +66,8 @@ def test_a5_two_events_of_one_request(shop):
     in_threads([request] * 5)
     request()
     assert counts(shop) == (1, 2, 1)
-    assert [t for t, in shop.sql("SELECT event_type FROM outbox_events ORDER BY id")] == ["order.paid", "audit.order_paid"]
+    types = [row[0] for row in shop.sql("SELECT event_type FROM outbox_events ORDER BY id")]
+    assert types == ["order.paid", "audit.order_paid"]
 
 
 def test_a8_after_retention_a_key_counts_as_new(shop):

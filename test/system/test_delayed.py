@@ -1,0 +1,203 @@
+"""Delayed events: every fetch first moves due ones into the log, whatever else goes on with them."""
+import pathlib
+import random
+import shutil
+import tempfile
+import threading
+import time
+
+import psycopg2
+import pytest
+
+from conftest import Pending, Server, eventually, run
+
+FETCH = "SELECT count(*) FROM outbox_fetch('{}')"
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Without workers: they would move due events too."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp"))
+    directory.chmod(0o755)
+    cluster = Server(directory / "cluster", "retrysafe.workers_per_database = 0")
+    yield cluster
+    cluster.stop()
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def movers(db):
+    """Two sessions that move due events by fetching, each with a destination of its own."""
+    for name in ("one", "two"):
+        db.sql("SELECT outbox_create_destination(%s, 'pull')", name)
+    return [(db.connect(autocommit=False), FETCH.format(name)) for name in ("one", "two")]
+
+
+def move(mover):
+    connection, fetch = mover
+    run(connection, fetch)
+
+
+def schedule(db, event_key, ordering_key=None, seconds=0):
+    """A delayed event that came due `seconds` ago, or comes due then when negative."""
+    db.sql("SELECT outbox_emit(null, %s, 't', '1', %s, deliver_after => '2100-01-01')", event_key, ordering_key)
+    db.sql("UPDATE outbox_scheduled SET deliver_after = clock_timestamp() - make_interval(secs => %s) WHERE event_key = %s",
+           seconds, event_key)
+
+
+def in_log(db):
+    return [row[0] for row in db.sql("SELECT event_key FROM outbox_log ORDER BY id")]
+
+
+def test_moved_when_due_in_order_of_delivery_times(db, movers):
+    schedule(db, "late", seconds=1)
+    schedule(db, "early", seconds=100)
+    schedule(db, "middle", seconds=50)
+    schedule(db, "not yet", seconds=-3600)
+    created = db.sql("SELECT event_key, created_at FROM outbox_scheduled WHERE event_key <> 'not yet' ORDER BY 1")
+    connection, _ = movers[0]
+    move(movers[0])
+    mover = run(connection, "SELECT pg_current_xact_id()::text")[0][0]
+    connection.commit()
+    assert in_log(db) == ["early", "middle", "late"]
+    assert db.sql("SELECT event_key, created_at FROM outbox_log ORDER BY 1") == created
+    assert db.sql("SELECT DISTINCT txid::text FROM outbox_log") == [(mover,)]
+    assert db.sql("SELECT event_key FROM outbox_scheduled") == [("not yet",)]
+
+
+def test_many_of_one_time_keep_the_order_of_the_emits(db, movers):
+    db.sql("SELECT count(outbox_emit(null, 'e' || i, 't', to_jsonb(i), 'key', deliver_after => '2100-01-01')) "
+           "FROM generate_series(1, 5000) i")
+    db.sql("UPDATE outbox_scheduled SET deliver_after = clock_timestamp()")
+    move(movers[0])
+    movers[0][0].commit()
+    assert db.sql("SELECT count(*), bool_and(payload = to_jsonb(n)) "
+                  "FROM (SELECT *, row_number() OVER (ORDER BY id) n FROM outbox_log) l") == [(5000, True)]
+
+
+def test_comes_due_by_itself(db, movers):
+    db.sql("SELECT outbox_emit(null, 'soon', 't', '1', deliver_after => clock_timestamp() + interval '300 ms')")
+    connection, fetch = movers[0]
+    connection.commit()
+    connection.autocommit = True
+    run(connection, fetch)
+    assert in_log(db) == []
+    eventually(lambda: run(connection, fetch) and in_log(db) == ["soon"])
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_emit_and_cancel_wait_for_a_move(db, movers, end):
+    schedule(db, "e", seconds=1)
+    schedule(db, "f", seconds=1)
+    move(movers[0])
+    emit = Pending(db, "SELECT outbox_emit(null, 'e', 't', '1')")
+    cancel = Pending(db, "SELECT outbox_cancel('f')")
+    assert emit.blocks() and cancel.blocks()
+    getattr(movers[0][0], end)()
+    if end == "commit":
+        assert emit.result() == db.sql("SELECT id FROM outbox_log WHERE event_key = 'e'")
+        assert cancel.result() == [(False,)]
+        assert sorted(in_log(db)) == ["e", "f"]
+    else:
+        assert emit.result() == [(None,)]
+        assert cancel.result() == [(True,)]
+        assert db.sql("SELECT event_key FROM outbox_scheduled") == [("e",)]
+    emit.close()
+    cancel.close()
+
+
+def test_a_cancellation_under_way_is_passed_over(db, movers):
+    for event_key, ordering_key, seconds in (("a1", "a", 3), ("a2", "a", 2), ("b1", "b", 1), ("free", None, 1)):
+        schedule(db, event_key, ordering_key, seconds)
+    c = db.connect(autocommit=False)
+    assert run(c, "SELECT outbox_cancel('a1')") == [(True,)]
+    move(movers[0])
+    movers[0][0].commit()
+    # a2 must not overtake a1, which may still stay.
+    assert sorted(in_log(db)) == ["b1", "free"]
+    c.rollback()
+    move(movers[0])
+    movers[0][0].commit()
+    assert in_log(db)[2:] == ["a1", "a2"]
+
+
+def test_two_movers_keep_the_order_of_a_key(db, movers):
+    schedule(db, "a1", "a", 3)
+    move(movers[0])  # and stays uncommitted
+    schedule(db, "a2", "a", 2)
+    schedule(db, "b1", "b", 1)
+    move(movers[1])
+    movers[1][0].commit()
+    assert in_log(db) == ["b1"]
+    movers[0][0].commit()
+    move(movers[1])
+    movers[1][0].commit()
+    assert in_log(db) == ["a1", "b1", "a2"]  # by position: a1 was drawn first, and committed before a2 was drawn
+
+
+def test_everything_at_once(db, movers):
+    """Emits at once and delayed, cancellations, roll-backs and moves of the same event keys, at every isolation
+    level: each key that somebody committed is in the log once, at the position that callers were told."""
+    deadline = time.monotonic() + 6
+    start = time.monotonic()
+    told, errors, failures = [], set(), []
+
+    def client(number):
+        c = db.connect(autocommit=False)
+        c.set_session(isolation_level=("READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE")[number % 3])
+        choice = random.Random(number)
+        while time.monotonic() < deadline:
+            key = f"e{int((time.monotonic() - start) * 300) + choice.randrange(5)}"
+            kind = choice.choice(["emit"] * 3 + ["delay"] * 4 + ["cancel"] * 2)
+            try:
+                if kind == "emit":
+                    result = run(c, "SELECT outbox_emit(null, %s, 't', '1')", key)
+                elif kind == "delay":
+                    result = run(c, "SELECT outbox_emit(null, %s, 't', '1', deliver_after => "
+                                    "clock_timestamp() + make_interval(secs => %s))", key, choice.random() / 30)
+                else:
+                    result = run(c, "SELECT outbox_cancel(%s)", key)
+                if choice.random() < 0.2:
+                    c.rollback()
+                else:
+                    c.commit()
+                    told.append((key, kind, result[0][0]))
+            except psycopg2.Error as error:
+                errors.add(error.pgcode)
+                c.rollback()
+
+    def mover(number):
+        c, _ = movers[number]
+        while time.monotonic() < deadline:
+            try:
+                move(movers[number])
+                c.rollback() if random.random() < 0.2 else c.commit()
+            except psycopg2.Error as error:
+                errors.add(error.pgcode)
+                c.rollback()
+
+    def guarded(function, number):
+        try:
+            function(number)
+        except BaseException as failure:  # raised below
+            failures.append(failure)
+
+    threads = [threading.Thread(target=guarded, args=(client, n)) for n in range(9)]
+    threads += [threading.Thread(target=guarded, args=(mover, n)) for n in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if failures:
+        raise failures[0]
+
+    c, fetch = movers[0]
+    c.autocommit = True
+    eventually(lambda: run(c, fetch) and db.value("SELECT count(*) FROM outbox_scheduled") == 0)
+    assert errors <= {"40001", "40P01"}
+    log = dict(db.sql("SELECT event_key, id FROM outbox_log"))
+    positions = {(key, result) for key, kind, result in told if kind != "cancel" and result is not None}
+    assert positions and all(log.get(key) == position for key, position in positions)
+    cancelled = {key for key, kind, result in told if kind == "cancel" and result}
+    emitted = {key for key, kind, _ in told if kind != "cancel"}
+    assert cancelled and emitted - cancelled <= set(log)
