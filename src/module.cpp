@@ -4,6 +4,9 @@
 #include "outbox/eras.hpp"
 #include "pg/boundary.hpp"
 #include "pg/extension.hpp"
+#include "runtime/control_area.hpp"
+#include "runtime/database_holds.hpp"
+#include "runtime/processes.hpp"
 #include "settings.hpp"
 
 #include "pg/server.hpp"
@@ -24,6 +27,12 @@ void _PG_init(void) {
     retrysafe::outbox::note_restore_at_start();
     retrysafe::outbox::watch_emitting_transactions();
     retrysafe::idempotency::watch_claims();
+    if (process_shared_preload_libraries_in_progress) {
+      retrysafe::runtime::request_control_area();
+      retrysafe::runtime::watch_databases();
+      // pg_upgrade moves databases; nothing may write to them meanwhile.
+      if (!IsBinaryUpgrade) retrysafe::runtime::register_launcher();
+    }
     return Datum{0};
   });
 }

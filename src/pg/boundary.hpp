@@ -62,4 +62,4 @@ Datum boundary(Body &&body) {
   Datum name(PG_FUNCTION_ARGS) {                                                      \
     return retrysafe::pg::boundary([&] { return name##_body(fcinfo); });              \
   }                                                                                   \
-  static Datum name##_body(FunctionCallInfo fcinfo)
+  static Datum name##_body([[maybe_unused]] FunctionCallInfo fcinfo)

@@ -45,4 +45,42 @@ inline bool may_execute(Oid function, Oid role) {
 #endif
 }
 
+inline bool owns_database(Oid database, Oid role) {
+#if PG_VERSION_NUM >= 160000
+  return object_ownercheck(DatabaseRelationId, database, role);
+#else
+  return pg_database_ownercheck(database, role);
+#endif
+}
+
+// The number of this process in the array of processes, and the latch that belongs to such a number.
+inline int own_proc_number() {
+#if PG_VERSION_NUM >= 170000
+  return MyProcNumber;
+#else
+  return MyProc->pgprocno;
+#endif
+}
+
+inline Latch *latch_of(int proc_number) {
+  return &ProcGlobal->allProcs[proc_number].procLatch;
+}
+
+// For the life of the process.
+inline WaitEventSet *create_wait_event_set(int events) {
+#if PG_VERSION_NUM >= 170000
+  return CreateWaitEventSet(nullptr, events);
+#else
+  return CreateWaitEventSet(TopMemoryContext, events);
+#endif
+}
+
+inline uint32 custom_wait_event([[maybe_unused]] const char *name) {
+#if PG_VERSION_NUM >= 170000
+  return WaitEventExtensionNew(name);
+#else
+  return PG_WAIT_EXTENSION;
+#endif
+}
+
 }  // namespace retrysafe::pg

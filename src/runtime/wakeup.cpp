@@ -1,7 +1,26 @@
 #include "runtime/wakeup.hpp"
 
+#include "runtime/control_area.hpp"
+
+#include "pg/server.hpp"
+
 namespace retrysafe::runtime {
 
-void announce_commit() noexcept {}
+// Many sessions commit per worker's look. Only the first of them since the worker last began to look takes the
+// lock; the others see that the bell rings already. That is safe: the worker stops the bell *before* it takes its
+// snapshot, and our commit became visible before we look at the bell.
+void announce_commit() noexcept {
+  ControlArea *area = control_area();
+  if (!area) return;
+  pg_memory_barrier();
+  for (int i = 0; i < area->slot_count; ++i) {
+    WorkerSlot *slot = &area->slots[i];
+    if (slot->database != MyDatabaseId) continue;
+    if (pg_atomic_read_u32(&slot->bell) & kBellWork) continue;
+    locked(LW_SHARED, [&] {
+      if (slot->state != SlotState::kFree && slot->database == MyDatabaseId) ring(slot, kBellWork);
+    });
+  }
+}
 
 }  // namespace retrysafe::runtime

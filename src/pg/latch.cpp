@@ -1,0 +1,49 @@
+#include "pg/latch.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::pg {
+
+namespace {
+
+uint32 event_number(Wait what) {
+  static constinit uint32 numbers[4]{};
+  static constexpr const char *names[] = {"RetrysafeLauncherMain", "RetrysafeWorkerMain", "RetrysafeDatabaseLetGo",
+                                          "RetrysafeFaultPoint"};
+  uint32 &number = numbers[static_cast<int>(what)];
+  if (number == 0) number = custom_wait_event(names[static_cast<int>(what)]);
+  return number;
+}
+
+void after_wait() {
+  ResetLatch(MyLatch);
+  CHECK_FOR_INTERRUPTS();
+  if (ConfigReloadPending) {
+    ConfigReloadPending = false;
+    ProcessConfigFile(PGC_SIGHUP);
+  }
+}
+
+}  // namespace
+
+WaitEventSet *make_wait_set(int readable_fd) {
+  WaitEventSet *set = create_wait_event_set(readable_fd >= 0 ? 3 : 2);
+  AddWaitEventToSet(set, WL_LATCH_SET, PGINVALID_SOCKET, MyLatch, nullptr);
+  AddWaitEventToSet(set, WL_EXIT_ON_PM_DEATH, PGINVALID_SOCKET, nullptr, nullptr);
+  if (readable_fd >= 0) AddWaitEventToSet(set, WL_SOCKET_READABLE, readable_fd, nullptr, nullptr);
+  return set;
+}
+
+void wait(WaitEventSet *set, long timeout_ms, Wait what) {
+  WaitEvent events[3];
+  (void)WaitEventSetWait(set, timeout_ms, events, 3, event_number(what));
+  after_wait();
+}
+
+void wait_for_latch(long timeout_ms, Wait what) {
+  (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (timeout_ms >= 0 ? WL_TIMEOUT : 0), timeout_ms,
+                  event_number(what));
+  after_wait();
+}
+
+}  // namespace retrysafe::pg

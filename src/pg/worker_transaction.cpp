@@ -1,0 +1,120 @@
+#include "pg/worker_transaction.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::pg {
+
+namespace {
+
+struct Setting {
+  const char *name;
+  const char *value;
+};
+
+constexpr Setting pinned[] = {
+    {"application_name", "retrysafe worker"},
+    {"bytea_output", "hex"},
+    {"DateStyle", "ISO, MDY"},
+    {"default_transaction_deferrable", "off"},
+    {"default_transaction_isolation", "read committed"},
+    {"default_transaction_read_only", "off"},
+    {"extra_float_digits", "1"},
+    {"idle_in_transaction_session_timeout", "0"},
+    {"idle_session_timeout", "0"},
+    {"IntervalStyle", "postgres"},
+    // A lock on our tables that lasts shall not keep the other destinations waiting for ever.
+    {"lock_timeout", "5s"},
+    {"role", "none"},
+    {"row_security", "on"},
+    {"search_path", "pg_catalog, pg_temp"},
+    {"session_replication_role", "origin"},
+    {"statement_timeout", "0"},
+    // Progress that a failover loses is made again, and the copies carry the same ids. Waiting for a synchronous
+    // standby that is gone would hang the worker and the shutdown of the server.
+    {"synchronous_commit", "local"},
+    {"TimeZone", "UTC"},
+    {"transaction_timeout", "0"},
+    {"xmloption", "content"},
+};
+
+constinit volatile sig_atomic_t cancellable = 0;
+
+struct Description {
+  const char *what;
+  const char *subject;
+};
+constinit Description description{};
+constinit ErrorContextCallback context{};
+
+void describe(void *) {
+  if (description.subject)
+    errcontext("while %s \"%s\"", description.what, description.subject);
+  else
+    errcontext("while %s", description.what);
+}
+
+void on_sigterm(int) {
+  const int saved = errno;
+  ShutdownRequestPending = 1;
+  if (cancellable) {
+    InterruptPending = 1;
+    QueryCancelPending = 1;
+  }
+  SetLatch(MyLatch);
+  errno = saved;
+}
+
+}  // namespace
+
+void pin_settings() {
+  StartTransactionCommand();  // some values are looked up in the catalogs
+  for (const Setting &setting : pinned)
+    if (GetConfigOption(setting.name, true, false))
+      SetConfigOption(setting.name, setting.value, PGC_SUSET, PGC_S_OVERRIDE);
+  CommitTransactionCommand();
+}
+
+void handle_termination() {
+  pqsignal(SIGTERM, on_sigterm);
+}
+
+namespace detail {
+
+void begin_step(const char *what, const char *subject, int timeout_ms) {
+  description = {what, subject};
+  context = {error_context_stack, describe, nullptr};
+  error_context_stack = &context;
+  QueryCancelPending = false;  // one that was meant for an earlier step
+  cancellable = !ShutdownRequestPending;
+  SetCurrentStatementStartTimestamp();
+  pgstat_report_activity(STATE_RUNNING, subject ? psprintf("%s \"%s\"", what, subject) : what);
+  StartTransactionCommand();
+  PushActiveSnapshot(GetTransactionSnapshot());
+  if (timeout_ms > 0) enable_timeout_after(STATEMENT_TIMEOUT, timeout_ms);
+}
+
+void end_step() {
+  disable_timeout(STATEMENT_TIMEOUT, false);
+  PopActiveSnapshot();
+  CommitTransactionCommand();
+  cancellable = 0;
+  error_context_stack = context.previous;
+  pgstat_report_stat(false);
+}
+
+StepError abort_step(const PgError &error) {
+  StepError left{ERRCODE_OUT_OF_MEMORY, error.what()};
+  if (error.data()) left.sqlstate = error.data()->sqlerrcode;
+  cancellable = 0;
+  call([&] {
+    disable_timeout(STATEMENT_TIMEOUT, false);
+    AbortCurrentTransaction();
+    QueryCancelPending = false;
+    pgstat_report_stat(false);
+  });
+  return left;
+}
+
+}  // namespace detail
+
+}  // namespace retrysafe::pg
