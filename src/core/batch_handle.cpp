@@ -11,7 +11,9 @@ struct Writer {
   char *end;
 
   template <class Number>
-  void number(Number n) { at = std::to_chars(at, end, n).ptr; }
+  void number(Number n) {
+    at = std::to_chars(at, end, n).ptr;
+  }
   void separator(char c) { *at++ = c; }
 };
 

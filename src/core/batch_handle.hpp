@@ -1,5 +1,5 @@
-// The name of a fetched batch, as clients of the pull API carry it. It holds all that is needed to find the same
-// events again, so any session may acknowledge: behind a transaction pooler it is often another one.
+// The name of a fetched batch, as clients of the pull API carry it. It holds all that is needed to find the
+// same events again, so any session may acknowledge: behind a transaction pooler it is often another one.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace retrysafe {
 
-// A parked event of the batch. Its turn has passed when it failed again or was given back since: then it is no longer
-// the batch's to settle.
+// A parked event of the batch. Its turn has passed when it failed again or was given back since: then it is
+// no longer the batch's to settle.
 struct ParkedItem {
   std::int64_t id;
   std::int32_t turn;
@@ -20,7 +20,7 @@ struct BatchHandle {
 
   std::int32_t destination;
   std::int32_t shard;
-  std::int64_t token;     // fencing token of the lease
+  std::int64_t token;  // fencing token of the lease
   std::int64_t window_no;
   std::int64_t from, to;  // positions in the window
   std::uint32_t check;    // over the ids that the range held when it was fetched

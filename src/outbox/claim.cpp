@@ -21,16 +21,18 @@ ShardRow shard_row(uint64 number, int first_column, MemoryContext memory) {
   s.token = row.int64_at(first_column + 1);
   s.holder = row.text_at(first_column + 2, memory);
   s.holder_pid = row.is_null(first_column + 3) ? 0 : row.int32_at(first_column + 3);
-  s.lease_until = row.is_null(first_column + 4) ? DT_NOBEGIN : DatumGetTimestampTz(row.datum(first_column + 4));
+  s.lease_until =
+      row.is_null(first_column + 4) ? DT_NOBEGIN : DatumGetTimestampTz(row.datum(first_column + 4));
   s.failures = row.int32_at(first_column + 5);
   return s;
 }
 
-constinit pg::Statement lock_waiting{
-    "SELECT " SHARD_COLUMNS " FROM @.outbox_shards WHERE destination = $1 AND shard = $2 FOR UPDATE",
-    {INT4OID, INT4OID}};
+constinit pg::Statement lock_waiting{"SELECT " SHARD_COLUMNS
+                                     " FROM @.outbox_shards WHERE destination = $1 AND shard = $2 FOR UPDATE",
+                                     {INT4OID, INT4OID}};
 constinit pg::Statement lock_skipping{
-    "SELECT " SHARD_COLUMNS " FROM @.outbox_shards WHERE destination = $1 AND shard = $2 FOR UPDATE SKIP LOCKED",
+    "SELECT " SHARD_COLUMNS
+    " FROM @.outbox_shards WHERE destination = $1 AND shard = $2 FOR UPDATE SKIP LOCKED",
     {INT4OID, INT4OID}};
 constinit pg::Statement select_shards{
     "SELECT " SHARD_COLUMNS " FROM @.outbox_shards WHERE destination = $1 ORDER BY shard", {INT4OID}};
@@ -60,10 +62,12 @@ constinit pg::Statement clear_holder{
 constinit pg::Statement select_destination{
     "SELECT destination, name, kind, options::text, run_as, event_types, shards, max_attempts,"
     " (extract(epoch FROM backoff) * 1000000)::bigint, (extract(epoch FROM backoff_max) * 1000000)::bigint,"
-    " on_exhausted = 'block', batch_events, batch_bytes, (extract(epoch FROM lease) * 1000000)::bigint, paused,"
+    " on_exhausted = 'block', batch_events, batch_bytes, (extract(epoch FROM lease) * 1000000)::bigint, "
+    "paused,"
     " xmin FROM @.outbox_destinations WHERE destination = $1",
     {INT4OID}};
-constinit pg::Statement find_destination{"SELECT destination FROM @.outbox_destinations WHERE name = $1", {TEXTOID}};
+constinit pg::Statement find_destination{"SELECT destination FROM @.outbox_destinations WHERE name = $1",
+                                         {TEXTOID}};
 
 void read_types(const pg::Row &row, int column, MemoryContext memory, Destination *d) {
   d->type_count = -1;
@@ -72,7 +76,8 @@ void read_types(const pg::Row &row, int column, MemoryContext memory, Destinatio
   Datum *types;
   bool *nulls;
   int count;
-  deconstruct_array(reinterpret_cast<ArrayType *>(array), TEXTOID, -1, false, TYPALIGN_INT, &types, &nulls, &count);
+  deconstruct_array(reinterpret_cast<ArrayType *>(array), TEXTOID, -1, false, TYPALIGN_INT, &types, &nulls,
+                    &count);
   auto **texts = static_cast<const char **>(MemoryContextAlloc(memory, sizeof(char *) * (count + 1)));
   int kept = 0;
   for (int i = 0; i < count; ++i) {
@@ -87,13 +92,15 @@ void read_types(const pg::Row &row, int column, MemoryContext memory, Destinatio
 
 const char *session_name(const char *kind) {
   // Start time and pid, as log_line_prefix %c shows them.
-  return psprintf("%s %lx.%x", kind, static_cast<unsigned long>(MyStartTime), static_cast<unsigned>(MyProcPid));
+  return psprintf("%s %lx.%x", kind, static_cast<unsigned long>(MyStartTime),
+                  static_cast<unsigned>(MyProcPid));
 }
 
 bool is_free(const ShardRow &row, TimestampTz now) {
   if (!row.holder || row.lease_until <= now) return true;
   if (row.holder_pid == 0) return false;
-  // A process that took over the pid of a dead worker passes for it until the lease ends, unless it is this one.
+  // A process that took over the pid of a dead worker passes for it until the lease ends, unless it is this
+  // one.
   if (row.holder_pid == MyProcPid) return strcmp(row.holder, session_name("worker")) != 0;
   return BackendPidGetProc(row.holder_pid) == nullptr;
 }
@@ -133,10 +140,11 @@ bool is_valid(const ShardRow &row, const Claim &claim, TimestampTz now) {
 }
 
 void raise_stale(const Claim &claim) {
-  pg::raise(kStaleBatch,
-            "Nothing of the batch was recorded by this call. Its events come again with the next fetch; finish a "
-            "batch within its lease, or ask for a longer one.",
-            "the lease of shard %d ended before the batch was recorded", claim.shard);
+  pg::raise(
+      kStaleBatch,
+      "Nothing of the batch was recorded by this call. Its events come again with the next fetch; finish a "
+      "batch within its lease, or ask for a longer one.",
+      "the lease of shard %d ended before the batch was recorded", claim.shard);
 }
 
 Holder this_worker() {
@@ -215,9 +223,8 @@ Destination *load_destination(int32 destination) {
 }
 
 Destination *load_destination(const char *name) {
-  const int32 destination = pg::spi([&] {
-    return find_destination.run({pg::value(name)}) == 0 ? 0 : pg::Row(0).int32_at(1);
-  });
+  const int32 destination =
+      pg::spi([&] { return find_destination.run({pg::value(name)}) == 0 ? 0 : pg::Row(0).int32_at(1); });
   return destination == 0 ? nullptr : load_destination(destination);
 }
 

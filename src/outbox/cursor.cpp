@@ -16,10 +16,11 @@ Cursor load_cursor(int32 destination, int32 shard) {
   Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
   pg::IndexScan scan = pg::begin_scan(e.outbox_batches, e.outbox_batches_pkey, snapshot, keys, 2);
   if (!scan.next(BackwardScanDirection))
-    pg::raise(kCursorMissing,
-              "Restore table outbox_batches, or drop the destination and create it again with the start_at of your "
-              "choice.",
-              "the progress of shard %d of destination %d is missing", shard, destination);
+    pg::raise(
+        kCursorMissing,
+        "Restore table outbox_batches, or drop the destination and create it again with the start_at of your "
+        "choice.",
+        "the progress of shard %d of destination %d is missing", shard, destination);
   bool null;
   Cursor cursor;
   cursor.seq = DatumGetInt64(scan.datum(3, &null));
@@ -39,7 +40,8 @@ int64 first_id_of_era(int32 era) {
   pg::int4_equals(&key, 1, era);
   Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
   pg::IndexScan scan = pg::begin_scan(e.outbox_eras, e.outbox_eras_pkey, snapshot, &key, 1);
-  if (!scan.next()) pg::raise(kCursorMissing, "Restore table outbox_eras.", "era %d of the outbox is missing", era);
+  if (!scan.next())
+    pg::raise(kCursorMissing, "Restore table outbox_eras.", "era %d of the outbox is missing", era);
   bool null;
   const int64 first_id = DatumGetInt64(scan.datum(3, &null));
   scan.end();

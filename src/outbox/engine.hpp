@@ -1,9 +1,10 @@
-// The engine: claim a shard, read a batch, publish it elsewhere, record what became of it. The background worker
-// and the pull API (outbox_fetch, outbox_ack, outbox_nack) both work through these functions and no others.
+// The engine: claim a shard, read a batch, publish it elsewhere, record what became of it. The background
+// worker and the pull API (outbox_fetch, outbox_ack, outbox_nack) both work through these functions and no
+// others.
 //
-// All of it is jumpable code that runs inside a READ COMMITTED transaction of the caller; results are palloc'd in
-// the caller's memory context. Claim, read and record are three short transactions of a worker; no transaction is
-// open while a batch is being published.
+// All of it is jumpable code that runs inside a READ COMMITTED transaction of the caller; results are
+// palloc'd in the caller's memory context. Claim, read and record are three short transactions of a worker;
+// no transaction is open while a batch is being published.
 #pragma once
 
 #include "core/snapshot.hpp"
@@ -14,20 +15,20 @@ namespace retrysafe::outbox {
 
 // A row of the log, or of the parked events, copied out. Strings end with NUL; null where the column is null.
 struct Event {
-  int64 id;                 // position in the log
+  int64 id;  // position in the log
   uint64 txid;
-  bool parked;              // comes from outbox_parked, not from the log
-  bool held;                // not to be sent: an earlier event of its ordering key is parked; recording parks it too
-  int32 attempts;           // failed ones so far
-  int32 turn;               // of a parked event: grows whenever a batch that holds it has to do without it
+  bool parked;     // comes from outbox_parked, not from the log
+  bool held;       // not to be sent: an earlier event of its ordering key is parked; recording parks it too
+  int32 attempts;  // failed ones so far
+  int32 turn;      // of a parked event: grows whenever a batch that holds it has to do without it
   pg_uuid_t event_id;
   const char *scope;
   const char *idempotency_key;
   const char *event_key;
   const char *event_type;
   const char *ordering_key;
-  const char *payload;      // JSON text in the server's encoding
-  const char *headers;      // JSON text
+  const char *payload;  // JSON text in the server's encoding
+  const char *headers;  // JSON text
   TimestampTz created_at;
 };
 
@@ -35,10 +36,10 @@ struct Destination {
   int32 destination;
   const char *name;
   const char *kind;
-  const char *options;      // JSON text, secrets unresolved
+  const char *options;  // JSON text, secrets unresolved
   const char *run_as;
-  int32 type_count;         // -1: all event types
-  const char *const *types; // patterns, see core/routing.hpp
+  int32 type_count;          // -1: all event types
+  const char *const *types;  // patterns, see core/routing.hpp
   int32 shards;
   int32 max_attempts;
   int64 backoff_us;
@@ -48,7 +49,7 @@ struct Destination {
   int32 batch_bytes;
   int64 lease_us;
   bool paused;
-  TransactionId version;    // xmin of the row: changes when the destination was altered
+  TransactionId version;  // xmin of the row: changes when the destination was altered
 };
 
 // The right to work a shard until `lease_until`. The fencing token tells this holder from every later one.
@@ -60,41 +61,44 @@ struct Claim {
 };
 
 struct Holder {
-  const char *name;         // as shown in outbox_status
-  int32 pid;                // 0 for pull clients: only time ends their lease
+  const char *name;  // as shown in outbox_status
+  int32 pid;         // 0 for pull clients: only time ends their lease
 };
 
 struct Batch {
   Claim claim;
-  int64 seq;                // of the cursor that it continues; recording writes seq + 1
+  int64 seq;  // of the cursor that it continues; recording writes seq + 1
   int64 window_no;
-  bool opens_window;        // the window is not stored yet: recording stores `window`
+  bool opens_window;  // the window is not stored yet: recording stores `window`
   StoredSnapshot window;
-  int64 from, to;           // positions within the window: recording moves the cursor to `to`
-  int32 event_count;        // 0: nothing to send, but progress to record
-  int32 already_parked;     // events of the range that are parked already, which are not in `events`
-  uint32 check;             // over the ids of all events of the range, see core/batch_handle.hpp
-  Event *events;            // in the order to send: due parked events first, then those from the log
+  int64 from, to;        // positions within the window: recording moves the cursor to `to`
+  int32 event_count;     // 0: nothing to send, but progress to record
+  int32 already_parked;  // events of the range that are parked already, which are not in `events`
+  uint32 check;          // over the ids of all events of the range, see core/batch_handle.hpp
+  Event *events;         // in the order to send: due parked events first, then those from the log
 };
 
 enum class Status : int32 { kDelivered, kFailedRetry, kFailedFinal, kNotTried };
 
 struct Outcome {
   Status status;
-  int64 retry_after_us;     // wanted by the destination; -1 when not
+  int64 retry_after_us;  // wanted by the destination; -1 when not
   const char *reason;
 };
 
-// --- claim ---------------------------------------------------------------------------------------------------
+// --- claim
+// ---------------------------------------------------------------------------------------------------
 
-// Takes one free shard: of `destination`, or of any destination that is neither paused nor in back-off nor of a
-// kind that workers leave to pull clients (0). Dead workers' leases are taken over at once, expired ones in time.
+// Takes one free shard: of `destination`, or of any destination that is neither paused nor in back-off nor of
+// a kind that workers leave to pull clients (0). Dead workers' leases are taken over at once, expired ones in
+// time.
 //
-// The claim that was not worked for the longest time comes first. A worker's shards are its own until it releases
-// them or dies.
+// The claim that was not worked for the longest time comes first. A worker's shards are its own until it
+// releases them or dies.
 Holder this_worker();
 bool claim(int32 destination, const Holder &holder, int64 lease_us, Claim *claim);
-// Extends the lease when less than half of it is left, and writes nothing otherwise. False: the shard is lost.
+// Extends the lease when less than half of it is left, and writes nothing otherwise. False: the shard is
+// lost.
 bool renew(Claim *claim, int64 lease_us);
 void release(const Claim &claim);
 
@@ -102,24 +106,27 @@ void release(const Claim &claim);
 Destination *load_destination(int32 destination);
 Destination *load_destination(const char *name);
 
-// --- read ----------------------------------------------------------------------------------------------------
+// --- read
+// ----------------------------------------------------------------------------------------------------
 
 // Moves due events from outbox_scheduled into the log. Returns how many.
 int64 move_due_events();
-// The next batch of a claimed shard; null when there is nothing to do. Writes nothing. Flushes WAL past everything
-// that the batch's window sees, so that nothing is published before its commit is durable. Looks at a bounded number
-// of rows: a batch without events has only to be recorded, and the next one read. Windows without an event for this
-// shard are passed over in memory; now and then they come as a batch without events, so that they get stored.
+// The next batch of a claimed shard; null when there is nothing to do. Writes nothing. Flushes WAL past
+// everything that the batch's window sees, so that nothing is published before its commit is durable. Looks
+// at a bounded number of rows: a batch without events has only to be recorded, and the next one read. Windows
+// without an event for this shard are passed over in memory; now and then they come as a batch without
+// events, so that they get stored.
 Batch *read_batch(const Destination &destination, const Claim &claim, int32 max_events, int64 max_bytes);
 // When the next scheduled event, or parked event of these shards, comes due; infinity when none waits.
 TimestampTz next_due(const Claim *claims, int32 count);
 
-// --- record --------------------------------------------------------------------------------------------------
+// --- record
+// --------------------------------------------------------------------------------------------------
 
-// Writes the outcomes of a batch, one per event, and moves the cursor. Raises kStaleBatch when the claim is no
-// longer valid. An event that failed is parked, and so are the later ones of its ordering key unless they were
-// delivered; the first kNotTried event of the log beyond that ends the prefix that is recorded, and the rest is read
-// again. Outcomes of held events are not looked at.
+// Writes the outcomes of a batch, one per event, and moves the cursor. Raises kStaleBatch when the claim is
+// no longer valid. An event that failed is parked, and so are the later ones of its ordering key unless they
+// were delivered; the first kNotTried event of the log beyond that ends the prefix that is recorded, and the
+// rest is read again. Outcomes of held events are not looked at.
 void record(const Destination &destination, Batch *batch, const Outcome *outcomes);
 // The destination as a whole could not be reached: backs the shard off, exponentially with jitter, and writes
 // nothing per event. Not before `retry_after_us` from now when the destination asked for it (-1: it did not).

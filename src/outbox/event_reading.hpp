@@ -7,8 +7,8 @@
 
 namespace retrysafe::outbox {
 
-// Reads the columns from `scope` to `created_at`, which both tables have in the same order, and makes the event id.
-// Everything is copied. Without `body`, payload and headers are left out.
+// Reads the columns from `scope` to `created_at`, which both tables have in the same order, and makes the
+// event id. Everything is copied. Without `body`, payload and headers are left out.
 Event read_event(TupleTableSlot *slot, AttrNumber first_column, const Uuid &log, bool body);
 
 }  // namespace retrysafe::outbox

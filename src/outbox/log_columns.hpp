@@ -7,14 +7,40 @@ namespace retrysafe::outbox {
 
 namespace log_column {
 enum : AttrNumber {
-  kId = 1, kTxid, kScope, kIdempotencyKey, kEventKey, kEventType, kOrderingKey, kPayload, kHeaders, kCreatedAt
+  kId = 1,
+  kTxid,
+  kScope,
+  kIdempotencyKey,
+  kEventKey,
+  kEventType,
+  kOrderingKey,
+  kPayload,
+  kHeaders,
+  kCreatedAt
 };
 }  // namespace log_column
 
 namespace parked_column {
 enum : AttrNumber {
-  kDestination = 1, kShard, kId, kState, kAttempts, kGivenBack, kRetryAt, kReason, kParkedAt, kSettledAt,
-  kTxid, kScope, kIdempotencyKey, kEventKey, kEventType, kOrderingKey, kPayload, kHeaders, kCreatedAt
+  kDestination = 1,
+  kShard,
+  kId,
+  kState,
+  kAttempts,
+  kGivenBack,
+  kRetryAt,
+  kReason,
+  kParkedAt,
+  kSettledAt,
+  kTxid,
+  kScope,
+  kIdempotencyKey,
+  kEventKey,
+  kEventType,
+  kOrderingKey,
+  kPayload,
+  kHeaders,
+  kCreatedAt
 };
 }  // namespace parked_column
 

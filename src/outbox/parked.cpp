@@ -21,7 +21,8 @@ namespace {
 constexpr int kDueBound = 1000;
 
 // The waiting, or the dead, events of a key above a position, in order.
-pg::IndexScan scan_key(Oid index, int32 destination, int32 shard, const char *ordering_key, int64 after, ::Snapshot snapshot) {
+pg::IndexScan scan_key(Oid index, int32 destination, int32 shard, const char *ordering_key, int64 after,
+                       ::Snapshot snapshot) {
   ScanKeyData keys[4];
   pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
@@ -80,7 +81,8 @@ Event event_at(pg::IndexScan *scan, const Uuid &log, bool bodies) {
 
 }  // namespace
 
-int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, bool bodies, int32 most, Event *events) {
+int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, bool bodies, int32 most,
+                      Event *events) {
   const pg::Extension &e = pg::extension();
   ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
   ScanKeyData keys[3];
@@ -182,9 +184,11 @@ namespace {
 
 // Copied from the log, which still has the event: its shard has not got past it.
 constinit pg::Statement insert_parked{
-    "INSERT INTO @.outbox_parked (destination, shard, id, state, attempts, retry_at, reason, settled_at, txid, scope,"
+    "INSERT INTO @.outbox_parked (destination, shard, id, state, attempts, retry_at, reason, settled_at, "
+    "txid, scope,"
     " idempotency_key, event_key, event_type, ordering_key, payload, headers, created_at)"
-    " SELECT $1, $2, id, $4, $5, $6, $7, $8, txid, scope, idempotency_key, event_key, event_type, ordering_key,"
+    " SELECT $1, $2, id, $4, $5, $6, $7, $8, txid, scope, idempotency_key, event_key, event_type, "
+    "ordering_key,"
     " payload, headers, created_at FROM @.outbox_log WHERE id = $3"
     " ON CONFLICT (destination, shard, id) DO NOTHING",
     {INT4OID, INT4OID, INT8OID, TEXTOID, INT4OID, TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID}};
@@ -267,7 +271,8 @@ void restore_head(const Destination &d, int32 shard, const char *ordering_key) {
   UnregisterSnapshot(snapshot);
 
   const auto set = [&](int64 id, const char *state, pg::Parameter retry_at) {
-    update_waiting.run({pg::value(d.destination), pg::value(shard), pg::value(id), pg::value(state), retry_at});
+    update_waiting.run(
+        {pg::value(d.destination), pg::value(shard), pg::value(id), pg::value(state), retry_at});
   };
   // A new first one leaves the old first one, now second, with a time of its own.
   for (int i = 0; i < count; ++i) {

@@ -12,10 +12,11 @@
 
 namespace retrysafe::outbox {
 
-// --- reading: by index, under a snapshot of now -----------------------------------------------------------------
+// --- reading: by index, under a snapshot of now
+// -----------------------------------------------------------------
 
-// Parked events that may be sent now: each due head of a key and the blocked ones behind it, in order; at most `most`.
-// Returns how many. Bodies are left out when `bodies` is false.
+// Parked events that may be sent now: each due head of a key and the blocked ones behind it, in order; at
+// most `most`. Returns how many. Bodies are left out when `bodies` is false.
 int32 read_due_parked(const Destination &destination, int32 shard, const Uuid &log, bool bodies, int32 most,
                       Event *events);
 
@@ -34,21 +35,24 @@ int32 parked_positions(int32 destination, int32 shard, int64 after, int64 up_to,
 // When the next one of the shard comes due; infinity when none waits.
 TimestampTz next_parked_due(int32 destination, int32 shard);
 
-// --- writing: inside pg::spi, under the lock of the shard row -----------------------------------------------------
+// --- writing: inside pg::spi, under the lock of the shard row
+// -----------------------------------------------------
 
 struct FailedAttempt {
-  bool final;          // no later attempt can succeed
-  int64 wait_us;       // until the next attempt
+  bool final;     // no later attempt can succeed
+  int64 wait_us;  // until the next attempt
   const char *reason;
 };
 
 // The destination's back-off for an event that has failed once more.
 int64 backoff_of(const Destination &destination, const Event &event);
 
-// Both return whether the event holds back later ones of its key: it waits for its next attempt, or is dead where
-// that blocks. The first is for an event of the log, the second for a parked one.
-bool park_failed(const Destination &destination, int32 shard, const Event &event, const FailedAttempt &attempt);
-bool fail_again(const Destination &destination, int32 shard, const Event &event, const FailedAttempt &attempt);
+// Both return whether the event holds back later ones of its key: it waits for its next attempt, or is dead
+// where that blocks. The first is for an event of the log, the second for a parked one.
+bool park_failed(const Destination &destination, int32 shard, const Event &event,
+                 const FailedAttempt &attempt);
+bool fail_again(const Destination &destination, int32 shard, const Event &event,
+                const FailedAttempt &attempt);
 
 // An event of the log waits behind an earlier one of its key.
 void park_blocked(int32 destination, int32 shard, const Event &event);
@@ -58,8 +62,8 @@ void give_back(int32 destination, int32 shard, int64 id);
 
 void settle_delivered(int32 destination, int32 shard, int64 id);
 
-// Restores the rule of the first paragraph after anything of the key changed: its first waiting event becomes due,
-// unless something holds it back. Costs two look-ups. Nothing to do without a key.
+// Restores the rule of the first paragraph after anything of the key changed: its first waiting event becomes
+// due, unless something holds it back. Costs two look-ups. Nothing to do without a key.
 void restore_head(const Destination &destination, int32 shard, const char *ordering_key);
 
 }  // namespace retrysafe::outbox

@@ -1,9 +1,10 @@
-// The pull API: outbox_fetch, outbox_ack, outbox_nack and what goes with them. Any client of the database can publish
-// with it, in any language.
+// The pull API: outbox_fetch, outbox_ack, outbox_nack and what goes with them. Any client of the database can
+// publish with it, in any language.
 //
-// The holder of a shard is a session. It keeps its lease from fetch to fetch, so that fetching writes no row; what a
-// fetch handed out, any session may acknowledge. One that is not the holder (behind a transaction pooler the next
-// transaction may run anywhere) also gives the shard back, since nobody knows where the next fetch will run.
+// The holder of a shard is a session. It keeps its lease from fetch to fetch, so that fetching writes no row;
+// what a fetch handed out, any session may acknowledge. One that is not the holder (behind a transaction
+// pooler the next transaction may run anywhere) also gives the shard back, since nobody knows where the next
+// fetch will run.
 #include <algorithm>
 #include <cstring>
 
@@ -32,12 +33,13 @@ constexpr int64 kDay = 24 * 3600 * 1000 * kMillisecond;
 constexpr int32 kMaxEvents = 10000;
 constexpr int kMaxReason = 1000;
 
-// Where the session's next fetch begins to look: behind the shard that it acknowledged last, so that a busy shard
-// does not starve the others.
+// Where the session's next fetch begins to look: behind the shard that it acknowledged last, so that a busy
+// shard does not starve the others.
 constinit int32 last_destination = 0;
 constinit int32 last_shard = 0;
 
-// --- arguments -----------------------------------------------------------------------------------------------------
+// --- arguments
+// -----------------------------------------------------------------------------------------------------
 
 void check_transaction(const char *function) {
   PreventCommandIfReadOnly(function);
@@ -67,7 +69,9 @@ BatchHandle handle_argument(FunctionCallInfo fcinfo, int number) {
     const text *t = PG_GETARG_TEXT_PP(number);
     good = parse_handle({VARDATA_ANY(t), static_cast<size_t>(VARSIZE_ANY_EXHDR(t))}, &handle);
   }
-  if (!good) pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.", "invalid batch");
+  if (!good)
+    pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.",
+              "invalid batch");
   return handle;
 }
 
@@ -75,7 +79,8 @@ Claim claim_of(const BatchHandle &handle) {
   return {handle.destination, handle.shard, handle.token, 0};
 }
 
-// --- fetch -----------------------------------------------------------------------------------------------------------
+// --- fetch
+// -----------------------------------------------------------------------------------------------------------
 
 struct Request {
   int32 max_events;
@@ -92,8 +97,8 @@ bool renewal_is_due(const ShardRow &row, const Request &request, TimestampTz now
   return row.lease_until - now <= request.lease_us / 2;
 }
 
-// Events that an earlier one of their key holds back are parked here and now: what a batch holds must be settled when
-// it is handed out, whatever happens to the earlier event until it is acknowledged.
+// Events that an earlier one of their key holds back are parked here and now: what a batch holds must be
+// settled when it is handed out, whatever happens to the earlier event until it is acknowledged.
 void park_held(const Destination &d, Batch *batch) {
   const int32 shard = batch->claim.shard;
   Event *kept = batch->events;
@@ -112,14 +117,14 @@ void park_held(const Destination &d, Batch *batch) {
 
 enum class Secured { kYes, kReadAgain, kLost };
 
-// Makes the lease and the window of a batch that was read fit to hand out. Under a live lease of this session with
-// its window stored there is nothing to do, and nothing is written.
+// Makes the lease and the window of a batch that was read fit to hand out. Under a live lease of this session
+// with its window stored there is nothing to do, and nothing is written.
 Secured secure(const Destination &d, const Request &request, const ShardRow &known, Batch *batch) {
   const TimestampTz now = GetCurrentTimestamp();
   const bool mine = is_mine(known, request, now);
   const bool renew = mine && renewal_is_due(known, request, now);
-  const bool any_held =
-      std::any_of(batch->events, batch->events + batch->event_count, [](const Event &event) { return event.held; });
+  const bool any_held = std::any_of(batch->events, batch->events + batch->event_count,
+                                    [](const Event &event) { return event.held; });
   if (mine && !renew && !any_held && !batch->opens_window) return Secured::kYes;
 
   return pg::spi([&] {
@@ -179,8 +184,8 @@ Batch *fetch_shard(const Destination &d, const Request &request, ShardRow *row) 
   }
 }
 
-// Goes round the shards that are this session's or free. One that holds several lets each go when its renewal is due,
-// for others to take; it takes it again itself only when it finds nothing else.
+// Goes round the shards that are this session's or free. One that holds several lets each go when its renewal
+// is due, for others to take; it takes it again itself only when it finds nothing else.
 Batch *fetch(const Destination &d, const Request &request) {
   MemoryContext memory = CurrentMemoryContext;
   ShardRow *rows;
@@ -196,7 +201,8 @@ Batch *fetch(const Destination &d, const Request &request) {
     for (int32 n = 0; n < count; ++n) {
       const int32 i = (start + n) % count;
       if (second_round != let_go[i]) continue;
-      if (!second_round && mine > 1 && is_mine(rows[i], request, now) && renewal_is_due(rows[i], request, now)) {
+      if (!second_round && mine > 1 && is_mine(rows[i], request, now) &&
+          renewal_is_due(rows[i], request, now)) {
         release({d.destination, rows[i].shard, rows[i].token, 0});
         rows[i].holder = nullptr;
         let_go[i] = true;
@@ -254,7 +260,8 @@ void return_batch(const Batch &batch, ReturnSetInfo *result) {
   }
 }
 
-// --- ack and nack ------------------------------------------------------------------------------------------------------
+// --- ack and nack
+// ------------------------------------------------------------------------------------------------------
 
 // A batch that was handed out, found again under the lock of its shard row.
 struct HandedOut {
@@ -270,8 +277,8 @@ void lock_handed_out(const BatchHandle &handle, HandedOut *out) {
     raise_stale(claim);
 }
 
-// The log part: the same stretch of the same window, read again. Its events must be the ones that were handed out;
-// the event types of a destination may have been changed since.
+// The log part: the same stretch of the same window, read again. Its events must be the ones that were handed
+// out; the event types of a destination may have been changed since.
 void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &log, HandedOut *out) {
   Batch &batch = out->batch;
   const bool same_window = cursor.window_no == handle.window_no;
@@ -281,7 +288,8 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &
   OpenWindow open;
   if ((same_window && cursor.position < handle.from) ||
       !load_open_window(handle.destination, handle.shard, handle.window_no, &open))
-    pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.", "invalid batch");
+    pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.",
+              "invalid batch");
   open.position = handle.from;
   const Limits limits{PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX, false};
   const Range range = read_range(*out->destination, handle.shard, open, handle.to, log, limits);
@@ -321,10 +329,12 @@ void find_handed_out(const BatchHandle &handle, HandedOut *out) {
   find_log_part(handle, cursor, era.log, out);
 }
 
-// Cuts a batch behind the event with that position, which may be settled already. False: all up to there is recorded.
+// Cuts a batch behind the event with that position, which may be settled already. False: all up to there is
+// recorded.
 bool cut_behind(const BatchHandle &handle, int64 up_to, Batch *batch) {
   const ParkedItem *const end = handle.parked + handle.parked_count;
-  const bool is_parked = std::any_of(handle.parked, end, [&](const ParkedItem &item) { return item.id == up_to; });
+  const bool is_parked =
+      std::any_of(handle.parked, end, [&](const ParkedItem &item) { return item.id == up_to; });
   const auto drop_behind = [&](auto keep) {
     Event *kept = std::remove_if(batch->events, batch->events + batch->event_count,
                                  [&](const Event &event) { return !keep(event); });
@@ -400,7 +410,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_fetch) {
               "destination \"%s\" of kind \"function\" cannot be fetched from", name);
   if (d->paused) return Datum{0};
   move_due_events();
-  if (const Batch *batch = fetch(*d, request)) return_batch(*batch, reinterpret_cast<ReturnSetInfo *>(fcinfo->resultinfo));
+  if (const Batch *batch = fetch(*d, request))
+    return_batch(*batch, reinterpret_cast<ReturnSetInfo *>(fcinfo->resultinfo));
   return Datum{0};
 }
 
@@ -416,10 +427,12 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_ack) {
     int32 delivered = 0;
     if (all || cut_behind(handle, up_to, &batch)) {
       int64 *positions;
-      batch.already_parked = parked_positions(handle.destination, handle.shard, batch.from, batch.to, &positions);
+      batch.already_parked =
+          parked_positions(handle.destination, handle.shard, batch.from, batch.to, &positions);
       delivered = record_locked(*out.destination, batch, nullptr, out.row);
     }
-    if (all && strcmp(out.row.holder, session_name("session")) != 0) free_shard(handle.destination, handle.shard);
+    if (all && strcmp(out.row.holder, session_name("session")) != 0)
+      free_shard(handle.destination, handle.shard);
     return delivered;
   });
   if (all) {
@@ -458,8 +471,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_nack) {
       fail_again(d, handle.shard, *event, attempt);
     else
       park_failed(d, handle.shard, *event, attempt);
-    // What comes behind it in its key waits and comes again, though the client has it in hand: also when the event is
-    // dead now and holds back nothing, since the client need not know the policy of the destination.
+    // What comes behind it in its key waits and comes again, though the client has it in hand: also when the
+    // event is dead now and holds back nothing, since the client need not know the policy of the destination.
     int32 count = 1;
     for (const Event *later = event + 1; event->ordering_key && later != end; ++later) {
       if (!later->ordering_key || strcmp(later->ordering_key, event->ordering_key) != 0) continue;

@@ -10,22 +10,22 @@ namespace retrysafe::outbox {
 
 struct Limits {
   int32 events;
-  int64 bytes;   // of payloads and headers; the first event may be larger
-  int64 rows;    // to look at
-  bool bodies;   // read payloads and headers too
+  int64 bytes;  // of payloads and headers; the first event may be larger
+  int64 rows;   // to look at
+  bool bodies;  // read payloads and headers too
 };
 
 struct Range {
   int32 count;
-  Event *events;        // without those that are parked already
+  Event *events;  // without those that are parked already
   int32 already_parked;
-  uint32 check;         // over all of them, see core/batch_handle.hpp
-  int64 to;             // everything up to here was looked at
-  bool exhausted;       // so was all of the window (up to `up_to`)
+  uint32 check;    // over all of them, see core/batch_handle.hpp
+  int64 to;        // everything up to here was looked at
+  bool exhausted;  // so was all of the window (up to `up_to`)
   int64 looked_at;
 };
 
-Range read_range(const Destination &destination, int32 shard, const OpenWindow &open, int64 up_to, const Uuid &log,
-                 const Limits &limits);
+Range read_range(const Destination &destination, int32 shard, const OpenWindow &open, int64 up_to,
+                 const Uuid &log, const Limits &limits);
 
 }  // namespace retrysafe::outbox

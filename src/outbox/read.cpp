@@ -40,7 +40,8 @@ bool belongs(const Destination &d, int32 shard, int64 id, TupleTableSlot *slot) 
   if (d.shards > 1) {
     const Datum key = slot_getattr(slot, log_column::kOrderingKey, &null);
     const auto shards = static_cast<uint32>(d.shards);
-    if ((null ? shard_of(id, shards) : shard_of(view(key), shards)) != static_cast<uint32>(shard)) return false;
+    if ((null ? shard_of(id, shards) : shard_of(view(key), shards)) != static_cast<uint32>(shard))
+      return false;
   }
   return wanted(d, view(slot_getattr(slot, log_column::kEventType, &null)));
 }
@@ -182,7 +183,8 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
 
 TimestampTz next_due(const Claim *claims, int32 count) {
   TimestampTz due = next_scheduled_due();
-  for (int32 i = 0; i < count; ++i) due = std::min(due, next_parked_due(claims[i].destination, claims[i].shard));
+  for (int32 i = 0; i < count; ++i)
+    due = std::min(due, next_parked_due(claims[i].destination, claims[i].shard));
   return due;
 }
 

@@ -36,7 +36,8 @@ constinit pg::Statement back_off{
 // Ordering keys that were touched while a batch is recorded. A batch is small.
 class KeySet {
  public:
-  explicit KeySet(int32 capacity) : keys_(static_cast<const char **>(palloc(sizeof(char *) * (capacity + 1)))) {}
+  explicit KeySet(int32 capacity)
+      : keys_(static_cast<const char **>(palloc(sizeof(char *) * (capacity + 1)))) {}
 
   void add(const char *key) {
     if (key && !has(key)) keys_[count_++] = key;
@@ -75,7 +76,8 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
     const Outcome &outcome = outcomes ? outcomes[i] : kAllDelivered;
     const bool final = outcome.status == Status::kFailedFinal;
     const bool failed = final || outcome.status == Status::kFailedRetry;
-    const FailedAttempt attempt{final, std::max(outcome.retry_after_us, backoff_of(d, event)), outcome.reason};
+    const FailedAttempt attempt{final, std::max(outcome.retry_after_us, backoff_of(d, event)),
+                                outcome.reason};
 
     if (event.parked) {
       if (outcome.status == Status::kDelivered) {
@@ -123,15 +125,18 @@ int32 record_locked(const Destination &d, const Batch &batch, const Outcome *out
                     pg::value(moved ? batch.window_no : cursor.window_no),
                     pg::value(moved ? tally.position : cursor.position), pg::value(row.token),
                     pg::value(tally.delivered), pg::value(tally.parked),
-                    pg::value(cursor.total_delivered + tally.delivered), pg::value(cursor.total_parked + tally.parked)});
-  if (tally.delivered > 0 && row.failures > 0) end_backoff.run({pg::value(d.destination), pg::value(batch.claim.shard)});
+                    pg::value(cursor.total_delivered + tally.delivered),
+                    pg::value(cursor.total_parked + tally.parked)});
+  if (tally.delivered > 0 && row.failures > 0)
+    end_backoff.run({pg::value(d.destination), pg::value(batch.claim.shard)});
   return tally.delivered;
 }
 
 void record(const Destination &d, Batch *batch, const Outcome *outcomes) {
   pg::spi([&] {
     ShardRow row;
-    if (!lock_shard(d.destination, batch->claim.shard, true, &row) || !is_valid(row, batch->claim, GetCurrentTimestamp()))
+    if (!lock_shard(d.destination, batch->claim.shard, true, &row) ||
+        !is_valid(row, batch->claim, GetCurrentTimestamp()))
       raise_stale(batch->claim);
     record_locked(d, *batch, outcomes, row);
   });

@@ -9,10 +9,11 @@ namespace retrysafe::outbox {
 
 // What record() does after its checks. Inside pg::spi. Null `outcomes`: everything was delivered.
 // Returns how many events were.
-int32 record_locked(const Destination &destination, const Batch &batch, const Outcome *outcomes, const ShardRow &row);
+int32 record_locked(const Destination &destination, const Batch &batch, const Outcome *outcomes,
+                    const ShardRow &row);
 
-// Stores the progress of a batch without events, for a shard that nobody works or that `claim` holds. False: somebody
-// else is busy with it.
+// Stores the progress of a batch without events, for a shard that nobody works or that `claim` holds. False:
+// somebody else is busy with it.
 bool record_progress(const Destination &destination, const Batch &batch);
 
 }  // namespace retrysafe::outbox

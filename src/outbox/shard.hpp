@@ -21,9 +21,11 @@ const char *session_name(const char *kind);
 // Can the shard be taken at this time? Free, lease over, or held by a worker that is dead.
 bool is_free(const ShardRow &row, TimestampTz now);
 
-// --- inside pg::spi ------------------------------------------------------------------------------------------------
+// --- inside pg::spi
+// ------------------------------------------------------------------------------------------------
 
-// Locks the row until the end of the transaction. False: it is gone, or `wait` is false and somebody has it locked.
+// Locks the row until the end of the transaction. False: it is gone, or `wait` is false and somebody has it
+// locked.
 bool lock_shard(int32 destination, int32 shard, bool wait, ShardRow *row);
 
 // All shards of a destination, by number.

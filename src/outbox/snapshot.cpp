@@ -59,8 +59,9 @@ StoredSnapshot take_snapshot(int32 era, int64 first_id) {
   StoredSnapshot s{};
   s.era = era;
   s.first_id = first_id;
-  // The order matters: the floor comes before `next`, so that a transaction numbered `next` or above draws its ids
-  // above the floor; the ceiling comes after the snapshot, so that nothing the snapshot sees is above it.
+  // The order matters: the floor comes before `next`, so that a transaction numbered `next` or above draws
+  // its ids above the floor; the ceiling comes after the snapshot, so that nothing the snapshot sees is above
+  // it.
   s.floor = pg::as_owner([] { return last_position(); });
   Snapshot server = RegisterSnapshot(GetLatestSnapshot());
   const FullTransactionId next = ReadNextFullTransactionId();
@@ -69,14 +70,15 @@ StoredSnapshot take_snapshot(int32 era, int64 first_id) {
   s.next = U64FromFullTransactionId(next);
   s.xmin = widen(server->xmin, next);
   s.xmax = widen(server->xmax, next);
-  // Subtransactions are of no interest: the log holds the number of the whole transaction, and the server lists those
-  // in full, however many subtransactions there are.
+  // Subtransactions are of no interest: the log holds the number of the whole transaction, and the server
+  // lists those in full, however many subtransactions there are.
   auto *xip = static_cast<uint64 *>(palloc(sizeof(uint64) * (server->xcnt + 1)));
   uint64 *end = xip;
   for (uint32 i = 0; i < server->xcnt; ++i) *end++ = widen(server->xip[i], next);
   // The server leaves our own number out, and what we emit in this transaction would count as done.
   const FullTransactionId own = GetTopFullTransactionIdIfAny();
-  if (FullTransactionIdIsValid(own) && U64FromFullTransactionId(own) < s.xmax && !RETRYSAFE_FAULT("reader.no_own_xid")) {
+  if (FullTransactionIdIsValid(own) && U64FromFullTransactionId(own) < s.xmax &&
+      !RETRYSAFE_FAULT("reader.no_own_xid")) {
     *end++ = U64FromFullTransactionId(own);
     s.xmin = std::min(s.xmin, U64FromFullTransactionId(own));
   }
@@ -105,7 +107,8 @@ bool same_snapshot(const StoredSnapshot &a, const StoredSnapshot &b) {
 }
 
 void flush_wal() {
-  const WalLayout layout{XLOG_BLCKSZ, static_cast<uint64>(wal_segment_size), SizeOfXLogShortPHD, SizeOfXLogLongPHD};
+  const WalLayout layout{XLOG_BLCKSZ, static_cast<uint64>(wal_segment_size), SizeOfXLogShortPHD,
+                         SizeOfXLogLongPHD};
   XLogFlush(end_of_wal(GetXLogInsertRecPtr(), layout));
 }
 
@@ -124,7 +127,8 @@ StoredWindow *load_window(int32 destination, int32 shard, int64 window_no) {
     StoredSnapshot &s = window->snapshot;
     s.era = DatumGetInt32(scan.datum(4, &null));
     s.floor = DatumGetInt64(scan.datum(5, &null));
-    const auto *server = reinterpret_cast<const ServerSnapshot *>(PG_DETOAST_DATUM_COPY(scan.datum(6, &null)));
+    const auto *server =
+        reinterpret_cast<const ServerSnapshot *>(PG_DETOAST_DATUM_COPY(scan.datum(6, &null)));
     s.xmin = server->xmin;
     s.xmax = server->xmax;
     s.xip = server->xip;
@@ -144,7 +148,8 @@ StoredWindow *load_window(int32 destination, int32 shard, int64 window_no) {
 namespace {
 
 constinit pg::Statement insert_window{
-    "INSERT INTO @.outbox_windows (destination, shard, window_no, era, floor, snapshot, next, ceiling, taken_at,"
+    "INSERT INTO @.outbox_windows (destination, shard, window_no, era, floor, snapshot, next, ceiling, "
+    "taken_at,"
     " resumed_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp(), $9)",
     {INT4OID, INT4OID, INT8OID, INT4OID, INT8OID, PG_SNAPSHOTOID, XID8OID, INT8OID, INT8OID}};
 
@@ -164,11 +169,13 @@ constinit pg::Statement remove_open_window{
     "DELETE FROM @.outbox_windows WHERE destination = $1 AND shard = $2 AND window_no > $3",
     {INT4OID, INT4OID, INT8OID}};
 
-constinit pg::Statement count_shards{"SELECT shards FROM @.outbox_destinations WHERE destination = $1", {INT4OID}};
+constinit pg::Statement count_shards{"SELECT shards FROM @.outbox_destinations WHERE destination = $1",
+                                     {INT4OID}};
 
 }  // namespace
 
-void store_window(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &s, int64 resumed_at) {
+void store_window(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &s,
+                  int64 resumed_at) {
   insert_window.run({pg::value(destination), pg::value(shard), pg::value(window_no), pg::value(s.era),
                      pg::value(s.floor), pg::value(static_cast<const void *>(to_server(s))),
                      pg::value(UInt64GetDatum(s.next)), pg::value(s.ceiling),

@@ -16,7 +16,8 @@ StoredSnapshot *copy_snapshot(const StoredSnapshot &snapshot, MemoryContext memo
 // Whether two are the same one.
 bool same_snapshot(const StoredSnapshot &a, const StoredSnapshot &b);
 
-// Makes everything durable that a snapshot taken until now sees (also commits under synchronous_commit = off).
+// Makes everything durable that a snapshot taken until now sees (also commits under synchronous_commit =
+// off).
 void flush_wal();
 
 struct StoredWindow {
@@ -29,15 +30,16 @@ struct StoredWindow {
 StoredWindow *load_window(int32 destination, int32 shard, int64 window_no);
 
 // Runs inside pg::spi. `resumed_at` -1: not the first window of an era.
-void store_window(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &snapshot, int64 resumed_at);
+void store_window(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &snapshot,
+                  int64 resumed_at);
 
-// Window 0 and the cursor of every shard of a new destination, which then gets what `start` does not see. For a start
-// at "now" that is take_snapshot(), for a start at a position start_at(), see core/snapshot.hpp.
+// Window 0 and the cursor of every shard of a new destination, which then gets what `start` does not see. For
+// a start at "now" that is take_snapshot(), for a start at a position start_at(), see core/snapshot.hpp.
 void store_start(int32 destination, const StoredSnapshot &start);
 
-// The first window of a new era, for one shard: `snapshot` was taken when the log was locked against writers and
-// `first_id` of its era was drawn. What the shard had done before is told by the old era's arithmetic alone.
-// The caller holds the lock of the shard row.
+// The first window of a new era, for one shard: `snapshot` was taken when the log was locked against writers
+// and `first_id` of its era was drawn. What the shard had done before is told by the old era's arithmetic
+// alone. The caller holds the lock of the shard row.
 void begin_era_for_shard(int32 destination, int32 shard, const StoredSnapshot &snapshot);
 
 }  // namespace retrysafe::outbox

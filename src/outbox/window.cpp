@@ -14,7 +14,8 @@ namespace retrysafe::outbox {
 
 namespace {
 
-// --- what this process passed over -----------------------------------------------------------------------------
+// --- what this process passed over
+// -----------------------------------------------------------------------------
 
 constexpr double kStoreProgressAfterMs = 10 * 1000;
 
@@ -57,11 +58,13 @@ PassedOver *remembered(int32 destination, int32 shard, const Cursor &cursor) {
   return good ? entry : nullptr;
 }
 
-// --- windows -----------------------------------------------------------------------------------------------------
+// --- windows
+// -----------------------------------------------------------------------------------------------------
 
 [[noreturn]] void raise_window_missing(int32 destination, int32 shard, int64 window_no) {
   pg::raise(kCursorMissing, "Restore table outbox_windows, or drop the destination and create it again.",
-            "window " INT64_FORMAT " of shard %d of destination %d is missing", window_no, shard, destination);
+            "window " INT64_FORMAT " of shard %d of destination %d is missing", window_no, shard,
+            destination);
 }
 
 StoredWindow *existing_window(int32 destination, int32 shard, int64 window_no) {
@@ -76,8 +79,8 @@ Done *everything_in(const StoredSnapshot *snapshot) {
   return done;
 }
 
-// What was done before a stored window. Where an era ended, that is told by as many windows before it as were left
-// half read.
+// What was done before a stored window. Where an era ended, that is told by as many windows before it as were
+// left half read.
 const Done *done_before(int32 destination, int32 shard, int64 window_no, const StoredWindow &window) {
   const StoredWindow *previous = existing_window(destination, shard, window_no - 1);
   Done *done = everything_in(&previous->snapshot);
@@ -88,7 +91,8 @@ const Done *done_before(int32 destination, int32 shard, int64 window_no, const S
   return done;
 }
 
-OpenWindow make_open(int32 destination, int32 shard, int64 window_no, const StoredWindow &stored, int64 position) {
+OpenWindow make_open(int32 destination, int32 shard, int64 window_no, const StoredWindow &stored,
+                     int64 position) {
   return {{done_before(destination, shard, window_no, stored), &stored.snapshot}, window_no, true, position};
 }
 
@@ -160,13 +164,15 @@ bool progress_is_due(int32 destination, int32 shard, const Cursor &cursor, OpenW
   instr_time passed;
   INSTR_TIME_SET_CURRENT(passed);
   INSTR_TIME_SUBTRACT(passed, memory->since);
-  if (INSTR_TIME_GET_MILLISEC(passed) < kStoreProgressAfterMs && !RETRYSAFE_FAULT("reader.store_progress")) return false;
+  if (INSTR_TIME_GET_MILLISEC(passed) < kStoreProgressAfterMs && !RETRYSAFE_FAULT("reader.store_progress"))
+    return false;
   const StoredSnapshot *snapshot = copy_snapshot(*memory->done, CurrentMemoryContext);
   *done = {{nullptr, snapshot}, memory->window_no, memory->stored, snapshot->ceiling};
   return true;
 }
 
-// --- rows --------------------------------------------------------------------------------------------------------
+// --- rows
+// --------------------------------------------------------------------------------------------------------
 
 void WindowScan::begin(const Window &window, int64 after, int64 up_to, int64 bound) {
   window_ = window;
@@ -178,20 +184,21 @@ void WindowScan::begin(const Window &window, int64 after, int64 up_to, int64 bou
   current_late_ = -1;
   main_open_ = false;
   looked_at_ = 0;
-  // Rows are never changed and what the window sees has ended, so any later snapshot shows the same rows of it.
+  // Rows are never changed and what the window sees has ended, so any later snapshot shows the same rows of
+  // it.
   mvcc_ = RegisterSnapshot(GetLatestSnapshot());
   if (!window.crosses_eras() && after < window.scan_floor()) find_late_writers();
 }
 
-// Transactions that were running, or may have been, when the last window began. Looked up only when this window sees
-// their end: a prepared bulk writer is not scanned again in every window.
+// Transactions that were running, or may have been, when the last window began. Looked up only when this
+// window sees their end: a prepared bulk writer is not scanned again in every window.
 void WindowScan::find_late_writers() {
   const StoredSnapshot &done = *window_.done->snapshot;
   for (int32 i = 0; i < done.xip_count; ++i)
     if (window_.is_late(done.xip[i])) add_late_writer(done.xip[i]);
 
-  // [xmax, next) is a range of numbers, most of which wrote nothing (one transaction with many subtransactions makes
-  // it long). The entries of the index tell which did; rows are not looked at.
+  // [xmax, next) is a range of numbers, most of which wrote nothing (one transaction with many
+  // subtransactions makes it long). The entries of the index tell which did; rows are not looked at.
   const pg::Extension &e = pg::extension();
   uint64 from = done.xmax;
   if (from >= done.next || RETRYSAFE_FAULT("reader.no_late_range")) return;
@@ -205,7 +212,8 @@ void WindowScan::find_late_writers() {
     index_rescan(writers.scan, keys, 2, nullptr, 0);
     if (!index_getnext_tid(writers.scan, ForwardScanDirection)) break;
     bool null;
-    const uint64 txid = DatumGetUInt64(index_getattr(writers.scan->xs_itup, 1, writers.scan->xs_itupdesc, &null));
+    const uint64 txid =
+        DatumGetUInt64(index_getattr(writers.scan->xs_itup, 1, writers.scan->xs_itupdesc, &null));
     if (window_.is_late(txid)) add_late_writer(txid);
     from = txid + 1;
   }
@@ -253,8 +261,8 @@ WindowScan::Step WindowScan::next() {
   if (late_count_ > 0) {
     if (looked_at_ >= bound_) return Step::kPause;
     ++looked_at_;
-    LateWriter *first =
-        std::min_element(late_, late_ + late_count_, [](const LateWriter &a, const LateWriter &b) { return a.id < b.id; });
+    LateWriter *first = std::min_element(
+        late_, late_ + late_count_, [](const LateWriter &a, const LateWriter &b) { return a.id < b.id; });
     current_late_ = static_cast<int>(first - late_);
     id_ = position_ = first->id;
     slot_ = first->scan.slot;
@@ -264,7 +272,8 @@ WindowScan::Step WindowScan::next() {
   if (!main_open_) {
     const pg::Extension &e = pg::extension();
     ScanKeyData keys[2];
-    pg::int8_compares(&keys[0], 1, BTGreaterStrategyNumber, F_INT8GT, std::max(position_, window_.scan_floor()));
+    pg::int8_compares(&keys[0], 1, BTGreaterStrategyNumber, F_INT8GT,
+                      std::max(position_, window_.scan_floor()));
     pg::int8_compares(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, up_to_);
     main_ = pg::begin_scan(e.outbox_log, e.outbox_log_pkey, mvcc_, keys, 2);
     main_open_ = true;

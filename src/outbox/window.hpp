@@ -22,13 +22,13 @@ OpenWindow open_window(int32 destination, int32 shard, const Cursor &cursor, con
 // A window that has its row; false when it has not.
 bool load_open_window(int32 destination, int32 shard, int64 window_no, OpenWindow *open);
 
-// A window without (more) events for the shard is not worth a row in outbox_batches: this process remembers that it
-// is done, and the next open_window for the same cursor begins behind it. `skipped` counts the rows that were looked
-// at.
+// A window without (more) events for the shard is not worth a row in outbox_batches: this process remembers
+// that it is done, and the next open_window for the same cursor begins behind it. `skipped` counts the rows
+// that were looked at.
 void pass_over(int32 destination, int32 shard, const Cursor &cursor, const OpenWindow &open, int64 skipped);
 
-// What was passed over and should be stored now, so that another process need not read it again, and retention sees
-// that it is done. False: nothing, or not yet.
+// What was passed over and should be stored now, so that another process need not read it again, and
+// retention sees that it is done. False: nothing, or not yet.
 bool progress_is_due(int32 destination, int32 shard, const Cursor &cursor, OpenWindow *done);
 
 // The rows of a window above a position, by id.
@@ -42,7 +42,7 @@ class WindowScan {
   Step next();
   void end();
 
-  int64 id() const { return id_; }              // of the row, after kRow
+  int64 id() const { return id_; }  // of the row, after kRow
   TupleTableSlot *slot() const { return slot_; }
   int64 position() const { return position_; }  // all of the window up to here was returned
   int64 looked_at() const { return looked_at_; }

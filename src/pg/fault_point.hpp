@@ -1,5 +1,5 @@
-// Named places that fail on command, in test builds (make FAULT_POINTS=1): so that a test can show that it would
-// notice the fault. In other builds every one of them is the constant false.
+// Named places that fail on command, in test builds (make FAULT_POINTS=1): so that a test can show that it
+// would notice the fault. In other builds every one of them is the constant false.
 //   if (RETRYSAFE_FAULT("reader.no_late_range")) …
 #pragma once
 

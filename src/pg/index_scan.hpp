@@ -15,12 +15,14 @@ struct IndexScan {
   IndexScanDesc scan;
   TupleTableSlot *slot;
 
-  bool next(ScanDirection direction = ForwardScanDirection) { return index_getnext_slot(scan, direction, slot); }
+  bool next(ScanDirection direction = ForwardScanDirection) {
+    return index_getnext_slot(scan, direction, slot);
+  }
 
   Datum datum(AttrNumber column, bool *null) { return slot_getattr(slot, column, null); }
 
-  // Whether the current row is in the snapshot of a REPEATABLE READ or SERIALIZABLE transaction, or its own. Always
-  // true in READ COMMITTED, where the next statement sees everything that is committed now.
+  // Whether the current row is in the snapshot of a REPEATABLE READ or SERIALIZABLE transaction, or its own.
+  // Always true in READ COMMITTED, where the next statement sees everything that is committed now.
   bool transaction_can_see() {
     if (!IsolationUsesXactSnapshot()) return true;
     bool null;
@@ -51,7 +53,8 @@ inline IndexScan begin_scan(Oid table, Oid index, Snapshot snapshot, ScanKey key
 
 // Byte-wise equality with a text column of COLLATE "C".
 inline void text_equals(ScanKey key, AttrNumber index_column, Datum text_value) {
-  ScanKeyEntryInitialize(key, 0, index_column, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID, F_TEXTEQ, text_value);
+  ScanKeyEntryInitialize(key, 0, index_column, BTEqualStrategyNumber, InvalidOid, C_COLLATION_OID, F_TEXTEQ,
+                         text_value);
 }
 
 inline void int4_equals(ScanKey key, AttrNumber index_column, int32 number) {
@@ -59,14 +62,16 @@ inline void int4_equals(ScanKey key, AttrNumber index_column, int32 number) {
                          Int32GetDatum(number));
 }
 
-inline void int8_compares(ScanKey key, AttrNumber index_column, StrategyNumber strategy, RegProcedure procedure,
-                          int64 number) {
-  ScanKeyEntryInitialize(key, 0, index_column, strategy, InvalidOid, InvalidOid, procedure, Int64GetDatum(number));
+inline void int8_compares(ScanKey key, AttrNumber index_column, StrategyNumber strategy,
+                          RegProcedure procedure, int64 number) {
+  ScanKeyEntryInitialize(key, 0, index_column, strategy, InvalidOid, InvalidOid, procedure,
+                         Int64GetDatum(number));
 }
 
-inline void xid8_compares(ScanKey key, AttrNumber index_column, StrategyNumber strategy, RegProcedure procedure,
-                          uint64 txid) {
-  ScanKeyEntryInitialize(key, 0, index_column, strategy, InvalidOid, InvalidOid, procedure, UInt64GetDatum(txid));
+inline void xid8_compares(ScanKey key, AttrNumber index_column, StrategyNumber strategy,
+                          RegProcedure procedure, uint64 txid) {
+  ScanKeyEntryInitialize(key, 0, index_column, strategy, InvalidOid, InvalidOid, procedure,
+                         UInt64GetDatum(txid));
 }
 
 }  // namespace retrysafe::pg
