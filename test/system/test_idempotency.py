@@ -1,7 +1,9 @@
 """Idempotent writes: the cases from the field, with real concurrent sessions."""
+import hashlib
 import itertools
 import os
 import pathlib
+import random
 import shutil
 import subprocess
 import tempfile
@@ -568,6 +570,91 @@ def test_many_exception_blocks_in_one_transaction(shop):
       END $$""")
     connection.commit()
     assert begin(connection, "k")[1] == 20000
+
+
+def random_requests(db, seed, keys, deadline):
+    """Requests that are rolled back, wholly or to savepoints, wherever that can happen; the answers seen."""
+    dice = random.Random(seed)
+    connection = db.connect(autocommit=False)
+    isolation = dice.choice(("READ COMMITTED", *ISOLATION_LEVELS))
+    connection.set_session(isolation_level=isolation)
+    seen = []
+
+    def request(key):
+        outcome, response, _ = begin(connection, key, function=dice.choice(("idem_begin", "idem_try_begin")))
+        if outcome != "new":
+            return response and response["id"]
+        order = insert_order(connection, key)
+        for _ in range(dice.randrange(3)):
+            run(connection, "SAVEPOINT inside")
+            complete(connection, key, order)
+            run(connection, "ROLLBACK TO inside")
+        run(connection, "SAVEPOINT inside")
+        complete(connection, key, order)
+        run(connection, "RELEASE inside")
+        return order
+
+    while time.monotonic() < deadline:
+        try:
+            answers = []
+            for key in sorted(dice.sample(keys, dice.randint(1, 3))):
+                if dice.random() < 0.3:
+                    run(connection, "SAVEPOINT outside")
+                    request(key)
+                    run(connection, "ROLLBACK TO outside")
+                answers.append((key, request(key)))
+            if dice.random() < 0.6:
+                connection.commit()
+                seen += [answer for answer in answers if answer[1]]
+            else:
+                connection.rollback()
+        except psycopg2.Error as error:
+            # Keys are locked in order, but a savepoint that is rolled back breaks that order.
+            assert error.pgcode in ("40001", "40P01"), error
+            connection.rollback()
+    return seen
+
+
+def test_random_histories(shop):
+    """However requests are rolled back and interleaved: a key has one order, and every answer names it."""
+    deadline = time.monotonic() + 8
+    keys = [f"k{i}" for i in range(400)]
+    results = in_threads([lambda n=n: random_requests(shop, n, keys, deadline) for n in range(8)])
+    committed = dict(shop.sql("SELECT key, id FROM public.orders"))
+    assert orders(shop) == len(committed), "a key has two orders"
+    answers = set(itertools.chain(*results))
+    assert answers <= set(committed.items())
+    assert committed == dict(shop.sql("SELECT key, (response_json ->> 'id')::bigint FROM idempotency_records"))
+    assert len(committed) == len(keys), "not all keys were used: the test shows little"
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_other_encodings(server, encoding):
+    """Digests are the same in every encoding, and keys are bytes."""
+    name = f"idem_{encoding.lower()}"
+    admin = server.connect()
+    run(admin, f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    try:
+        db = Database(server, name)
+        db.sql("CREATE SCHEMA retrysafe; CREATE EXTENSION retrysafe SCHEMA retrysafe")
+        connection = db.connect(autocommit=False)
+        connection.set_client_encoding("UTF8")
+        run(connection, "SET search_path = retrysafe, public")
+        wanted = hashlib.sha256('{"a": "é"}'.encode()).digest()
+        assert bytes(run(connection, "SELECT idem_hash(%s)", '{"a":"é"}')[0][0]) == wanted
+        assert begin(connection, "clé", "é")[0] == "new"
+        run(connection, "SELECT idem_complete('clé')")
+        assert begin(connection, "clé", psycopg2.Binary("é".encode()))[0] == "replay"
+        connection.commit()
+        if encoding == "SQL_ASCII":  # bytes that are no UTF-8
+            broken = "convert_from('\\xff'::bytea, 'SQL_ASCII')"
+            assert run(connection, f"SELECT outcome FROM idem_begin({broken}, {broken})") == [("new",)]
+            run(connection, f"SELECT idem_complete({broken})")
+            assert run(connection, f"SELECT outcome FROM idem_begin({broken}, '\\xff'::bytea)") == [("replay",)]
+        db.close()
+    finally:
+        run(admin, f"DROP DATABASE {name} WITH (FORCE)")
+        admin.close()
 
 
 def test_handler_runs_as_the_caller(shop):
