@@ -62,9 +62,8 @@ void check_status(const text *status) {
   const std::string_view value = bytes_of(status);
   if (value != "completed" && value != "failed")
     pg::raise(kInvalidStatus,
-              "\"completed\" saves an answer, \"failed\" a failure that every retry must see again. What may "
-              "succeed "
-              "next time is not saved but rolled back.",
+              "\"completed\" saves an answer, \"failed\" a failure that every retry must see again. "
+              "What may succeed next time is not saved but rolled back.",
               "status of an idempotency key must be \"completed\" or \"failed\"");
 }
 

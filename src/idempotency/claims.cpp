@@ -143,9 +143,8 @@ void check_claims() {
   }
   if (!lost) return;
   const char *const hint =
-      "What the transaction wrote is not protected by the key. Call idem_begin outside of savepoints and "
-      "exception "
-      "blocks that may be rolled back, or begin the key again.";
+      "What the transaction wrote is not protected by the key. Call idem_begin outside of savepoints "
+      "and exception blocks that may be rolled back, or begin the key again.";
   char *text = psprintf("the claim on idempotency key \"%s\" was rolled back and the key was not begun again",
                         text_to_cstring(lost->key.key));
   if (lost_count > 1) text = psprintf("%s (and %d more keys)", text, lost_count - 1);
@@ -179,8 +178,7 @@ void require_claim(const Key &key) {
     case ClaimState::kLost:
       pg::raise(kClaimLost,
                 "The savepoint or exception block in which the key was begun was rolled back. Begin the key "
-                "again and "
-                "look at the outcome, or roll the transaction back.",
+                "again and look at the outcome, or roll the transaction back.",
                 "the claim on idempotency key \"%s\" was rolled back", text_to_cstring(key.key));
     case ClaimState::kNone:
       pg::raise(kKeyNotOwned,

@@ -11,14 +11,14 @@ namespace {
 
 constinit pg::Statement kRemoveRecords{
     "DELETE FROM @.idem_records WHERE ctid = ANY (ARRAY("
-    "SELECT ctid FROM @.idem_records WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP "
-    "LOCKED))",
+    "SELECT ctid FROM @.idem_records WHERE expires_at <= $1"
+    " ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))",
     {TIMESTAMPTZOID, INT8OID}};
 
 constinit pg::Statement kRemoveMessages{
     "DELETE FROM @.inbox_messages WHERE ctid = ANY (ARRAY("
-    "SELECT ctid FROM @.inbox_messages WHERE seen_at <= $1 ORDER BY seen_at LIMIT $2 FOR UPDATE SKIP "
-    "LOCKED))",
+    "SELECT ctid FROM @.inbox_messages WHERE seen_at <= $1"
+    " ORDER BY seen_at LIMIT $2 FOR UPDATE SKIP LOCKED))",
     {TIMESTAMPTZOID, INT8OID}};
 
 }  // namespace

@@ -17,9 +17,8 @@ constinit pg::Statement kAccept{
 // In byte order, so that two consumers with the same events wait for each other and do not deadlock.
 constinit pg::Statement kAcceptAll{
     "INSERT INTO @.inbox_messages (consumer, event_id)"
-    " SELECT $1, id FROM (SELECT DISTINCT u.id COLLATE \"C\" AS id FROM unnest($2) AS u (id)) AS given ORDER "
-    "BY id"
-    " ON CONFLICT DO NOTHING RETURNING event_id",
+    " SELECT $1, id FROM (SELECT DISTINCT u.id COLLATE \"C\" AS id FROM unnest($2) AS u (id)) AS given"
+    " ORDER BY id ON CONFLICT DO NOTHING RETURNING event_id",
     {TEXTOID, TEXTARRAYOID}};
 
 void check(const char *what, const text *value) {

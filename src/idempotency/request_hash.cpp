@@ -13,9 +13,8 @@ namespace {
 
 constexpr std::size_t kMaxHashBytes = 64;
 constexpr const char *kHint =
-    "A digest is 1 to 64 bytes that differ when the request differs, for example idem_hash(request). As text "
-    "it is "
-    "taken as UTF-8 bytes, or after \\x as bytes in hexadecimal.";
+    "A digest is 1 to 64 bytes that differ when the request differs, for example idem_hash(request). "
+    "As text it is taken as UTF-8 bytes, or after \\x as bytes in hexadecimal.";
 
 // SQL_ASCII means that nobody knows the encoding: the bytes are taken as they are.
 std::string_view in_utf8(const char *string, std::size_t size) {
