@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <deque>
 #include <functional>
@@ -324,6 +325,68 @@ TEST_F(DispatcherTest, AWitnessThatFailsItselfKeepsItsOutcome) {
   EXPECT_EQ(outcomes(),
             (std::map<std::string, Status>{
                 {"p", Status::kNotTried}, {"q", Status::kFailedRetry}, {"r", Status::kNotTried}}));
+}
+
+TEST_F(DispatcherTest, ThoseThatWereInFlightGoSinglyAndEachNeedsItsOwnHistory) {
+  // Nothing is recorded in between, so the batch stays: `z` breaks whatever is in flight with it.
+  sink.rule = [&](const std::string &) {
+    for (const auto &[id, tag] : sink.in_flight)
+      if (id == "z") return kUnreachable;
+    return kDelivered;
+  };
+  const std::vector<Event> events{{"a", ""}, {"b", ""}, {"c", ""}, {"z", ""}, {"d", ""}};
+  for (int attempt = 1; attempt <= Dispatcher::kPatience; ++attempt) begin(events);
+  EXPECT_EQ(sink.most_in_flight, 4u);
+  for (int attempt = 1; attempt <= Dispatcher::kPatience; ++attempt) {
+    begin(events);
+    EXPECT_EQ(sink.sent, (Ids{"a", "b", "c", "z"})) << "no witness yet: `a` stood first before";
+    EXPECT_EQ(sink.most_in_flight, 1u);
+    EXPECT_TRUE(dispatcher.unreachable());
+  }
+  begin(events);
+  EXPECT_EQ(sink.sent, (Ids{"a", "b", "c", "z", "d"}));
+  EXPECT_EQ(outcomes()["z"], Status::kFailedRetry);
+}
+
+TEST_F(DispatcherTest, WhatOneEventDidIsNotHeldAgainstTheNext) {
+  sink.rule = [](const std::string &) { return kUnreachable; };
+  for (int attempt = 0; attempt < 5; ++attempt) begin({{"a", ""}, {"b", ""}});
+  sink.rule = [](const std::string &id) { return id == "z" ? kUnreachable : kDelivered; };
+  begin({{"z", ""}, {"a", ""}, {"b", ""}});
+  EXPECT_EQ(sink.sent, (Ids{"z"}));
+  EXPECT_EQ(outcomes()["z"], Status::kNotTried);
+}
+
+TEST_F(DispatcherTest, BlockedEventsAreNotFirstInLine) {
+  sink.rule = [](const std::string &id) {
+    return id == "a1" ? kRetry : id == "b" ? kUnreachable : kDelivered;
+  };
+  const std::vector<Event> events{{"a1", "a"}, {"a2", "a"}, {"b", ""}, {"c", ""}};
+  for (int attempt = 0; attempt <= Dispatcher::kPatience; ++attempt) begin(events);
+  EXPECT_EQ(outcomes()["b"], Status::kFailedRetry);
+}
+
+TEST_F(DispatcherTest, ABatchThatSaysNothingChangesNothing) {
+  sink.rule = [](const std::string &) { return kUnreachable; };
+  begin({{"a", ""}, {"b", ""}});
+  begin({{"h", "h", true}});
+  EXPECT_FALSE(dispatcher.unreachable());
+  begin({{"a", ""}, {"b", ""}});
+  EXPECT_EQ(sink.sent, (Ids{"a"}));
+}
+
+TEST_F(DispatcherTest, TheCulpritKeepsItsPlaceInItsKeyWhereTheSinkKeepsOrder) {
+  sink.ordered = true;
+  sink.rule = [](const std::string &id) { return id[0] == 'p' ? kUnreachable : kDelivered; };
+  for (int attempt = 0; attempt <= Dispatcher::kPatience; ++attempt) {
+    begin({{"p1", "p"}, {"p2", "p"}, {"e", ""}});
+    EXPECT_EQ(std::count(sink.sent.begin(), sink.sent.end(), "p2"), attempt == 0)
+        << "p2 is no witness for p1";
+  }
+  EXPECT_EQ(outcomes()["p1"], Status::kFailedRetry);
+  begin({{"p1", "p"}, {"p2", "p"}, {"f", ""}});
+  EXPECT_EQ(sink.sent, (Ids{"f", "p1"}));
+  EXPECT_EQ(outcomes()["p2"], Status::kBlocked);
 }
 
 TEST_F(DispatcherTest, StopDrainsAndLeavesTheRest) {
