@@ -4,6 +4,7 @@
 
 #include "core/routing.hpp"
 #include "outbox/cursor.hpp"
+#include "outbox/log_columns.hpp"
 #include "outbox/progress.hpp"
 #include "outbox/snapshot.hpp"
 #include "pg/boundary.hpp"
@@ -110,11 +111,11 @@ Parked parked(int32 destination, int32 shard, int64 id) {
   result.found = scan.next();
   if (result.found) {
     bool null;
-    const std::string_view state = view(DatumGetTextPP(scan.datum(4, &null)));
+    const std::string_view state = view(DatumGetTextPP(scan.datum(parked_column::kState, &null)));
     result.fate = state == "delivered"   ? Fate::kRecorded
                   : state == "discarded" ? Fate::kNotWanted
                                          : Fate::kPending;
-    result.settled_at = DatumGetTimestampTz(scan.datum(9, &null));
+    result.settled_at = DatumGetTimestampTz(scan.datum(parked_column::kSettledAt, &null));
   }
   scan.end();
   UnregisterSnapshot(snapshot);
@@ -138,10 +139,10 @@ Fate fate_at(int32 destination, int32 shards, ArrayType *event_types, const Trai
 Traits traits(pg::IndexScan &scan) {
   bool null;
   Traits event;
-  event.id = DatumGetInt64(scan.datum(1, &null));
-  event.txid = DatumGetUInt64(scan.datum(2, &null));
-  event.event_type = DatumGetTextPP(scan.datum(6, &null));
-  const Datum key = scan.datum(7, &null);
+  event.id = DatumGetInt64(scan.datum(log_column::kId, &null));
+  event.txid = DatumGetUInt64(scan.datum(log_column::kTxid, &null));
+  event.event_type = DatumGetTextPP(scan.datum(log_column::kEventType, &null));
+  const Datum key = scan.datum(log_column::kOrderingKey, &null);
   event.ordering_key = null ? nullptr : DatumGetTextPP(key);
   return event;
 }
