@@ -199,7 +199,7 @@ constinit pg::Statement update_failed{
     {INT4OID, INT4OID, INT8OID, TEXTOID, INT4OID, TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID}};
 
 constinit pg::Statement update_given_back{
-    "UPDATE @.outbox_parked SET state = 'blocked', retry_at = NULL, given_back = given_back + 1"
+    "UPDATE @.outbox_parked SET state = 'blocked', given_back = given_back + 1"
     " WHERE destination = $1 AND shard = $2 AND id = $3 AND state IN ('retry', 'blocked')",
     {INT4OID, INT4OID, INT8OID}};
 
@@ -208,10 +208,15 @@ constinit pg::Statement update_delivered{
     " WHERE destination = $1 AND shard = $2 AND id = $3 AND state IN ('retry', 'blocked')",
     {INT4OID, INT4OID, INT8OID}};
 
-constinit pg::Statement update_waiting{
-    "UPDATE @.outbox_parked SET state = $4, retry_at = $5"
-    " WHERE destination = $1 AND shard = $2 AND id = $3 AND state IN ('retry', 'blocked')",
-    {INT4OID, INT4OID, INT8OID, TEXTOID, TIMESTAMPTZOID}};
+// One that failed while it was not first keeps its time, and waits for that too when its turn comes.
+constinit pg::Statement make_first{
+    "UPDATE @.outbox_parked SET state = 'retry', retry_at = greatest(retry_at, clock_timestamp())"
+    " WHERE destination = $1 AND shard = $2 AND id = $3 AND state = 'blocked'",
+    {INT4OID, INT4OID, INT8OID}};
+
+constinit pg::Statement make_follower{
+    "UPDATE @.outbox_parked SET state = 'blocked' WHERE destination = $1 AND shard = $2 AND id = $3 AND state = 'retry'",
+    {INT4OID, INT4OID, INT8OID}};
 
 // What becomes of an event that has failed once more.
 bool write_failure(pg::Statement *statement, const Destination &d, int32 shard, const Event &event,
@@ -258,27 +263,24 @@ void restore_head(const Destination &d, int32 shard, const char *ordering_key) {
   const pg::Extension &e = pg::extension();
   ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
   int64 ids[2];
-  bool has_time[2];
+  bool is_retry[2];
   int count = 0;
   pg::IndexScan scan =
       scan_key(e.outbox_parked_waiting, d.destination, shard, ordering_key, PG_INT64_MIN, snapshot);
   for (; count < 2 && scan.next(); ++count) {
     ids[count] = id_of(&scan);
-    has_time[count] = state_is(&scan, "retry");
+    is_retry[count] = state_is(&scan, "retry");
   }
   scan.end();
   const bool held = count > 0 && first_holder(d, shard, ordering_key, snapshot) < ids[0];
   UnregisterSnapshot(snapshot);
 
-  const auto set = [&](int64 id, const char *state, pg::Parameter retry_at) {
-    update_waiting.run(
-        {pg::value(d.destination), pg::value(shard), pg::value(id), pg::value(state), retry_at});
-  };
-  // A new first one leaves the old first one, now second, with a time of its own.
+  // A new first one leaves the old first one, now second, in state retry.
   for (int i = 0; i < count; ++i) {
-    const bool head = i == 0 && !held;
-    if (head && !has_time[i]) set(ids[i], "retry", pg::value(TimestampTzGetDatum(GetCurrentTimestamp())));
-    if (!head && has_time[i]) set(ids[i], "blocked", pg::null_value());
+    const bool first = i == 0 && !held;
+    if (first == is_retry[i]) continue;
+    pg::Statement &change = first ? make_first : make_follower;
+    change.run({pg::value(d.destination), pg::value(shard), pg::value(ids[i])});
   }
 }
 
