@@ -60,6 +60,7 @@ retrysafe_$(1).so: $$(sink_objects_$(1))
 	$$(CXX) -shared $$(LDFLAGS) -o $$@ $$^ $$(filter -l%,$$(call source_list,$(1)))
 endef
 $(foreach sink,$(SINKS),$(eval $(call sink_rule,$(sink))))
+src/sinks/postgres/%.o: override CPPFLAGS += -isystem $(shell $(PG_CONFIG) --includedir)
 
 all: $(sink_modules)
 install: install-sinks

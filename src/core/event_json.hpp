@@ -1,0 +1,73 @@
+// The JSON object that handler functions get, the same in this database and in another one.
+//
+// Written through `out.append(std::string_view)`, so that server code can write into memory of the server.
+#pragma once
+
+#include <string_view>
+
+namespace retrysafe {
+
+// Views without data stand for null.
+struct EventJson {
+  std::string_view id;
+  std::string_view type;
+  std::string_view event_key;
+  std::string_view scope;
+  std::string_view ordering_key;
+  std::string_view payload;  // JSON
+  std::string_view headers;  // JSON object
+  std::string_view created_at;
+  int attempt;
+};
+
+template <class Out>
+void write_json_string(Out &out, std::string_view text) {
+  if (!text.data()) {
+    out.append(std::string_view("null"));
+    return;
+  }
+  out.append(std::string_view("\""));
+  size_t plain = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (c >= 0x20 && c != '"' && c != '\\') continue;
+    out.append(text.substr(plain, i - plain));
+    plain = i + 1;
+    constexpr char digits[] = "0123456789abcdef";
+    const char code[] = {'\\', 'u', '0', '0', digits[c >> 4], digits[c & 15]};
+    const char escaped[] = {'\\', static_cast<char>(c)};
+    out.append(c < 0x20 ? std::string_view(code, sizeof code) : std::string_view(escaped, sizeof escaped));
+  }
+  out.append(text.substr(plain));
+  out.append(std::string_view("\""));
+}
+
+template <class Out>
+void write_event_json(Out &out, const EventJson &event) {
+  const auto member = [&](std::string_view name, std::string_view value) {
+    out.append(name);
+    write_json_string(out, value);
+  };
+  const auto raw = [&](std::string_view name, std::string_view json, std::string_view otherwise) {
+    out.append(name);
+    out.append(json.data() ? json : otherwise);
+  };
+  char digits[12];
+  char *first = digits + sizeof digits;
+  auto number = static_cast<unsigned>(event.attempt);
+  do *--first = static_cast<char>('0' + number % 10);
+  while (number /= 10);
+
+  member("{\"id\":", event.id);
+  member(",\"type\":", event.type);
+  member(",\"key\":", event.event_key);
+  member(",\"scope\":", event.scope);
+  member(",\"ordering_key\":", event.ordering_key);
+  raw(",\"payload\":", event.payload, "null");
+  raw(",\"headers\":", event.headers, "{}");
+  member(",\"created_at\":", event.created_at);
+  raw(",\"attempt\":", {first, static_cast<size_t>(digits + sizeof digits - first)}, {});
+  out.append(std::string_view("}"));
+}
+
+}  // namespace retrysafe

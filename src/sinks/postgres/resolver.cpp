@@ -1,0 +1,112 @@
+#include "sinks/postgres/resolver.hpp"
+
+#include <netdb.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace retrysafe::sink {
+
+struct Resolver::Shared {
+  Shared() : fd(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    if (fd < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  }
+  ~Shared() { ::close(fd); }
+
+  const int fd;
+  std::mutex mutex;
+  bool running = false;
+  std::vector<std::string> hosts;  // the question of the running thread
+  bool done = false;
+  std::vector<Address> addresses;
+  std::string error;
+};
+
+Resolver::Resolver() : shared_(std::make_shared<Shared>()) {}
+
+int Resolver::fd() const {
+  return shared_->fd;
+}
+
+void Resolver::ask(const std::vector<std::string> &hosts) {
+  const std::lock_guard lock(shared_->mutex);
+  if (shared_->running) return;
+  shared_->running = true;
+  shared_->done = false;
+  shared_->hosts = hosts;
+  // A signal that this thread took would be lost to the process.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread([shared = shared_] { look_up(*shared); }).detach();
+  } catch (const std::system_error &failure) {
+    shared_->running = false;
+    shared_->done = true;
+    shared_->addresses.clear();
+    shared_->error = failure.what();
+    eventfd_write(shared_->fd, 1);
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Resolver::look_up(Shared &shared) noexcept {
+  std::vector<Address> found;
+  std::string error;
+  try {
+    for (const std::string &host : shared.hosts) look_up(host, &found, &error);
+  } catch (const std::exception &failure) {
+    found.clear();
+    error.clear();
+  }
+  const std::lock_guard lock(shared.mutex);
+  shared.addresses.swap(found);
+  shared.error.swap(error);
+  shared.running = false;
+  shared.done = true;
+  eventfd_write(shared.fd, 1);
+}
+
+void Resolver::look_up(const std::string &host, std::vector<Address> *found, std::string *error) {
+  if (host.starts_with('/')) {
+    Address folder{host, {}};
+    folder.address.ss_family = AF_UNIX;
+    found->push_back(folder);
+    return;
+  }
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo *list = nullptr;
+  const int result = getaddrinfo(host.c_str(), nullptr, &hints, &list);
+  if (result != 0) {
+    *error = "could not resolve host \"" + host + "\": " + gai_strerror(result);
+    return;
+  }
+  const std::unique_ptr<addrinfo, void (*)(addrinfo *)> owner(list, freeaddrinfo);
+  for (const addrinfo *entry = list; entry; entry = entry->ai_next) {
+    Address address{host, {}};
+    std::memcpy(&address.address, entry->ai_addr, entry->ai_addrlen);
+    found->push_back(address);
+  }
+}
+
+bool Resolver::answered(std::vector<Address> *addresses, std::string *error) {
+  const std::lock_guard lock(shared_->mutex);
+  if (!shared_->done) return false;
+  eventfd_t count;
+  eventfd_read(shared_->fd, &count);
+  shared_->done = false;
+  *addresses = std::move(shared_->addresses);
+  *error = std::move(shared_->error);
+  return true;
+}
+
+}  // namespace retrysafe::sink
