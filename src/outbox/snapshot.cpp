@@ -34,17 +34,6 @@ ServerSnapshot *to_server(const StoredSnapshot &snapshot) {
   return out;
 }
 
-// The last id that was drawn; 0 before the first.
-int64 last_position() {
-  LOCAL_FCINFO(call, 1);
-  InitFunctionCallInfoData(*call, nullptr, 1, InvalidOid, nullptr, nullptr);
-  call->args[0].value = ObjectIdGetDatum(pg::extension().outbox_log_id_seq);
-  call->args[0].isnull = false;
-  const Datum result = pg_sequence_last_value(call);
-  if (RETRYSAFE_FAULT("reader.fresh_sequence") && call->isnull) return 1;
-  return call->isnull ? 0 : DatumGetInt64(result);
-}
-
 // Every id in a snapshot is older than `next`, by less than the 2^32 that the short form holds.
 uint64 widen(TransactionId xid, FullTransactionId next) {
   if (!TransactionIdIsNormal(xid)) return xid;
@@ -55,6 +44,16 @@ uint64 widen(TransactionId xid, FullTransactionId next) {
 
 }  // namespace
 
+int64 last_log_position() {
+  LOCAL_FCINFO(call, 1);
+  InitFunctionCallInfoData(*call, nullptr, 1, InvalidOid, nullptr, nullptr);
+  call->args[0].value = ObjectIdGetDatum(pg::extension().outbox_log_id_seq);
+  call->args[0].isnull = false;
+  const Datum result = pg_sequence_last_value(call);
+  if (RETRYSAFE_FAULT("reader.fresh_sequence") && call->isnull) return 1;
+  return call->isnull ? 0 : DatumGetInt64(result);
+}
+
 StoredSnapshot take_snapshot(int32 era, int64 first_id) {
   StoredSnapshot s{};
   s.era = era;
@@ -62,10 +61,10 @@ StoredSnapshot take_snapshot(int32 era, int64 first_id) {
   // The order matters: the floor comes before `next`, so that a transaction numbered `next` or above draws
   // its ids above the floor; the ceiling comes after the snapshot, so that nothing the snapshot sees is above
   // it.
-  s.floor = pg::as_owner([] { return last_position(); });
+  s.floor = pg::as_owner([] { return last_log_position(); });
   Snapshot server = RegisterSnapshot(GetLatestSnapshot());
   const FullTransactionId next = ReadNextFullTransactionId();
-  s.ceiling = pg::as_owner([] { return last_position(); });
+  s.ceiling = pg::as_owner([] { return last_log_position(); });
 
   s.next = U64FromFullTransactionId(next);
   s.xmin = widen(server->xmin, next);

@@ -10,6 +10,9 @@ namespace retrysafe::outbox {
 // `era` and `first_id` are those of the era that the snapshot belongs to.
 StoredSnapshot take_snapshot(int32 era, int64 first_id);
 
+// The last id that was drawn; 0 before the first. For callers that act as the owner of the extension.
+int64 last_log_position();
+
 // A copy in one piece of memory, list included; pfree gives it back.
 StoredSnapshot *copy_snapshot(const StoredSnapshot &snapshot, MemoryContext memory);
 

@@ -89,6 +89,22 @@ const Extension &extension() {
   return *e;
 }
 
+bool extension_version_matches() {
+  Relation catalog = table_open(ExtensionRelationId, AccessShareLock);
+  ScanKeyData key;
+  ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber, F_NAMEEQ, CStringGetDatum("retrysafe"));
+  SysScanDesc scan = systable_beginscan(catalog, ExtensionNameIndexId, true, nullptr, 1, &key);
+  bool matches = false;
+  if (HeapTuple row = systable_getnext(scan)) {
+    bool null;
+    const Datum version = heap_getattr(row, Anum_pg_extension_extversion, RelationGetDescr(catalog), &null);
+    matches = !null && strcmp(TextDatumGetCString(version), RETRYSAFE_VERSION) == 0;
+  }
+  systable_endscan(scan);
+  table_close(catalog, AccessShareLock);
+  return matches;
+}
+
 void watch_for_extension_changes() {
   CacheRegisterRelcacheCallback(on_relation_change, Datum{0});
   CacheRegisterSyscacheCallback(NAMESPACEOID, on_catalog_change, Datum{0});

@@ -52,6 +52,9 @@ const Extension &extension();
 // The same, null where the extension is not there. For workers, which outlive it.
 const Extension *extension_if_installed();
 
+// Are its SQL objects of the version of this library? Read anew each time; needs a transaction.
+bool extension_version_matches();
+
 // Called once from _PG_init.
 void watch_for_extension_changes();
 

@@ -15,13 +15,13 @@ uint32 event_number(Wait what) {
   return number;
 }
 
-void after_wait() {
+bool after_wait() {
   ResetLatch(MyLatch);
   CHECK_FOR_INTERRUPTS();
-  if (ConfigReloadPending) {
-    ConfigReloadPending = false;
-    ProcessConfigFile(PGC_SIGHUP);
-  }
+  if (!ConfigReloadPending) return false;
+  ConfigReloadPending = false;
+  ProcessConfigFile(PGC_SIGHUP);
+  return true;
 }
 
 }  // namespace
@@ -34,16 +34,16 @@ WaitEventSet *make_wait_set(int readable_fd) {
   return set;
 }
 
-void wait(WaitEventSet *set, long timeout_ms, Wait what) {
+bool wait(WaitEventSet *set, long timeout_ms, Wait what) {
   WaitEvent events[3];
   (void)WaitEventSetWait(set, timeout_ms, events, 3, event_number(what));
-  after_wait();
+  return after_wait();
 }
 
 void wait_for_latch(long timeout_ms, Wait what) {
   (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (timeout_ms >= 0 ? WL_TIMEOUT : 0), timeout_ms,
                   event_number(what));
-  after_wait();
+  (void)after_wait();
 }
 
 }  // namespace retrysafe::pg

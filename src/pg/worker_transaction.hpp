@@ -28,6 +28,12 @@ void handle_termination();
 
 namespace detail {
 
+// The end of a transaction leaves another memory context behind than its begin found.
+struct MemoryKept {
+  MemoryContext memory = CurrentMemoryContext;
+  ~MemoryKept() { MemoryContextSwitchTo(memory); }
+};
+
 void begin_step(const char *what, const char *subject, int timeout_ms);
 void end_step();
 // Owning. Aborts the transaction.
@@ -40,6 +46,7 @@ StepError abort_step(const PgError &error);
 // value. Memory that is to outlive the transaction has to be allocated elsewhere. `timeout_ms` 0: none.
 template <class Body>
 std::optional<StepError> in_transaction(const char *what, const char *subject, Body &&body, int timeout_ms = 0) {
+  const detail::MemoryKept kept;
   try {
     call([&] {
       detail::begin_step(what, subject, timeout_ms);

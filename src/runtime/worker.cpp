@@ -1,11 +1,23 @@
-// The worker: one process that works the shards of one database. README.md has its states.
-#include <algorithm>
-#include <chrono>
+// The worker: one process that works shards of one database. README.md has its states.
+#include <sys/epoll.h>
 
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "idempotency/expiry.hpp"
+#include "outbox/engine.hpp"
+#include "outbox/retention.hpp"
 #include "pg/boundary.hpp"
 #include "pg/extension.hpp"
 #include "pg/latch.hpp"
+#include "pg/statement.hpp"
 #include "pg/worker_transaction.hpp"
+#include "runtime/destination_log.hpp"
+#include "runtime/doorbell.hpp"
+#include "runtime/lane.hpp"
 #include "runtime/processes.hpp"
 #include "runtime/worker_slot.hpp"
 #include "settings.hpp"
@@ -18,34 +30,337 @@ namespace retrysafe::runtime {
 
 namespace {
 
+// Destinations are read anew at most this often while commits keep ringing.
+constexpr Milliseconds kRefreshInterval = 1000;
+// Shards that ought to be ours and cannot be had are tried again after this time.
+constexpr Milliseconds kClaimAgain = 5000;
+constexpr Milliseconds kFailureRest = 1000;
+constexpr Milliseconds kFailureRestMax = 60'000;
+// Clean-up: while there is work, when work ends, and now and then at any rate, since rows grow old by themselves.
+constexpr Milliseconds kCleanUpBusy = 60'000;
+constexpr Milliseconds kCleanUpIdle = 10'000;
+constexpr Milliseconds kCleanUpAnyway = 3'600'000;
+constexpr int32 kCleanUpRows = 1000;
+
+struct DestinationRow {
+  int32 destination;
+  TransactionId version;
+  int32 shards;
+  int64 lease_us;
+  TimestampTz retry_at;  // of its first shard that comes out of back-off; 0: none is in it
+};
+
+constinit pg::Statement select_destinations{
+    "SELECT d.destination, d.xmin, d.shards, (extract(epoch FROM d.lease) * 1000000)::bigint,"
+    " (SELECT min(s.retry_at) FROM @.outbox_shards s"
+    "   WHERE s.destination = d.destination AND s.retry_at > clock_timestamp())"
+    " FROM @.outbox_destinations d WHERE NOT d.paused AND d.kind NOT IN ('pull', 'function') ORDER BY d.destination",
+    {}};
+
+// Inside a transaction; into `memory`.
+DestinationRow *read_destinations(MemoryContext memory, int *count) {
+  return pg::spi([&] {
+    *count = static_cast<int>(select_destinations.run({}));
+    auto *rows = static_cast<DestinationRow *>(MemoryContextAlloc(memory, sizeof(DestinationRow) * (*count + 1)));
+    for (int i = 0; i < *count; ++i) {
+      const pg::Row row(i);
+      rows[i] = {row.int32_at(1), DatumGetTransactionId(row.datum(2)), row.int32_at(3), row.int64_at(4),
+                 row.is_null(5) ? 0 : DatumGetTimestampTz(row.datum(5))};
+    }
+    return rows;
+  });
+}
+
 class Worker {
  public:
-  explicit Worker(MemoryContext scratch) : scratch_(scratch) {}
+  explicit Worker(MemoryContext scratch) : scratch_(scratch), epoll_(epoll_create1(EPOLL_CLOEXEC)) {}
 
   Verdict run() {
-    pg::call([&] { set_ = pg::make_wait_set(-1); });
+    pg::call([&] { set_ = pg::make_wait_set(epoll_); });
     for (;;) {
       MemoryContextSwitchTo(scratch_);
       MemoryContextReset(scratch_);
-      if (ShutdownRequestPending) return Verdict::kTerminated;
-      if (asked_to_leave()) return Verdict::kLetGo;
-      if (const auto verdict = look()) return *verdict;
-      pg::call([&] { pg::wait(set_, -1, pg::Wait::kWorkerMain); });
+      if (ShutdownRequestPending) return wind_up(Verdict::kTerminated);
+      if (asked_to_leave()) return wind_up(Verdict::kLetGo);
+      const Milliseconds now = now_ms();
+      listen(now);
+      if (look_at_ <= now) look(now);
+      if (verdict_) return *verdict_;
+      const Milliseconds lanes_at = turn_lanes(now);
+      clean_up(now);
+      if (verdict_) return *verdict_;
+      show();
+      const Milliseconds until = std::min({lanes_at, look_at_, clean_up_at_, poll_at_});
+      wait_until(until);
     }
   }
 
  private:
-  std::optional<Verdict> look() {
-    bool installed = false;
-    (void)pg::in_transaction("looking for the extension", nullptr,
-                             [&] { installed = pg::extension_if_installed() != nullptr; });
-    if (!installed) return Verdict::kNotInstalled;
+  // --- what is new ---------------------------------------------------------------------------------------------
+
+  void listen(Milliseconds now) {
+    const uint32 bell = take_bell();
+    if (bell & kBellWorkers) refresh_at_ = now;
+    if (bell != 0) look_at_ = std::min(look_at_, now);
+    if (now < poll_at_) return;
+    poll_at_ = now + settings::poll_interval;
+    if (look_at_ <= now || doorbell_.silent()) return;
+    bool worth = true;
+    // Where nothing is published the position says nothing; what is waited for is somebody's consent.
+    if (lanes_wanted_)
+      (void)pg::in_transaction("checking for new events", nullptr, [&] {
+        worth = pg::extension_if_installed() == nullptr || doorbell_.worth_a_look();
+      });
+    if (worth) look_at_ = now;
+  }
+
+  void look(Milliseconds now) {
+    look_at_ = kNever;
+    const bool refresh = refresh_at_ <= now || now - refreshed_at_ >= kRefreshInterval;
+    struct Seen {
+      bool installed;
+      bool right_version;
+      bool suspended;
+      char why[256];
+      DestinationRow *rows;
+      int count;
+      TimestampTz due;
+    } seen{};
+    std::vector<outbox::Claim> claims;
+    for (const auto &lane : lanes_)
+      if (!lane->gone()) claims.push_back(lane->claim());
+
+    const auto error = pg::in_transaction("looking for work", nullptr, [&] {
+      const pg::Extension *extension = pg::extension_if_installed();
+      seen.installed = extension || OidIsValid(get_extension_oid("retrysafe", true));
+      seen.right_version = extension && pg::extension_version_matches();
+      if (!seen.right_version) return;
+      doorbell_.looked();
+      const char *why = nullptr;
+      seen.suspended = outbox::publishing_suspended(&why);
+      if (seen.suspended) strlcpy(seen.why, why ? why : "", sizeof seen.why);
+      if (seen.suspended || !settings::publish) return;
+      seen.due = outbox::next_due(claims.data(), static_cast<int32>(claims.size()));
+      if (seen.due <= GetCurrentTimestamp()) {
+        outbox::move_due_events();
+        seen.due = outbox::next_due(claims.data(), static_cast<int32>(claims.size()));
+      }
+      if (refresh) seen.rows = read_destinations(scratch_, &seen.count);
+    });
+    if (error) return failed("look for work", *error, now);
+    if (!seen.right_version) {
+      lanes_.clear();
+      if (seen.installed)
+        log_line("the extension in this database is not of version %s, which the library has: nothing is published; "
+                 "run ALTER EXTENSION retrysafe UPDATE",
+                 RETRYSAFE_VERSION);
+      verdict_ = seen.installed ? Verdict::kOtherVersion : Verdict::kNotInstalled;
+      return;
+    }
+    failures_ = 0;
     slot_is_running();
-    return std::nullopt;
+    lanes_wanted_ = !seen.suspended && settings::publish;
+    note_suspension(seen.suspended, seen.why);
+    if (!lanes_wanted_) {
+      for (const auto &lane : lanes_) lane->leave();
+      return;
+    }
+    // Due ones that are there now are read by the lanes at once, or wait for a lane that is busy or backing off.
+    if (const Milliseconds due = to_ms(seen.due, now); due != kNever)
+      look_at_ = std::min(look_at_, std::max(due, now + kRefreshInterval / 4));
+    for (const auto &lane : lanes_) lane->wake();
+    if (refresh) {
+      refreshed_at_ = now;
+      refresh_at_ = kNever;
+      take_share({seen.rows, static_cast<size_t>(seen.count)}, now);
+    } else {
+      // Something may have changed besides events.
+      refresh_at_ = refreshed_at_ + kRefreshInterval;
+    }
+    if (refresh_at_ != kNever) look_at_ = std::min(look_at_, refresh_at_);
+  }
+
+  // --- shares --------------------------------------------------------------------------------------------------
+
+  // Every worker of the database comes to the same division: shards are spread evenly, those with the lower slot
+  // take the odd ones.
+  void take_share(std::span<const DestinationRow> rows, Milliseconds now) {
+    int64 shards = 0;
+    for (const DestinationRow &row : rows) shards += row.shards;
+    const Crew c = crew();
+    const auto share = static_cast<size_t>(shards / c.size + (c.rank < shards % c.size ? 1 : 0));
+
+    for (const auto &lane : lanes_) {
+      const auto row = std::find_if(rows.begin(), rows.end(),
+                                    [&](const DestinationRow &r) { return r.destination == lane->destination(); });
+      if (row == rows.end())
+        lane->leave();
+      else if (row->version != lane->version())
+        lane->reload();
+    }
+    size_t staying = 0;
+    for (const auto &lane : lanes_) {
+      if (lane->leaving() || lane->gone()) continue;
+      if (staying == share)
+        lane->leave();
+      else
+        ++staying;
+    }
+    Milliseconds again = kNever;
+    for (const DestinationRow &row : rows) {
+      int own = 0;
+      for (const auto &lane : lanes_) own += lane->destination() == row.destination && !lane->gone();
+      while (staying < share && own < row.shards) {
+        std::optional<pg::StepError> error;
+        auto lane = Lane::claim(row.destination, row.lease_us, epoll_, &error);
+        if (error) return failed("claim a shard", *error, now);
+        if (!lane) break;
+        lanes_.push_back(std::move(lane));
+        ++staying;
+        ++own;
+      }
+      if (own < row.shards && row.retry_at != 0) again = std::min(again, to_ms(row.retry_at, now));
+    }
+    if (staying < share) refresh_at_ = std::min({refresh_at_, again, now + kClaimAgain});
+  }
+
+  Milliseconds turn_lanes(Milliseconds now) {
+    epoll_event ready[32];
+    const int count = epoll_wait(epoll_, ready, lengthof(ready), 0);
+    for (int i = 0; i < count; ++i) static_cast<Lane *>(ready[i].data.ptr)->ready();
+    Milliseconds at = kNever;
+    bool any_gone = false;
+    for (const auto &lane : lanes_) {
+      MemoryContextSwitchTo(scratch_);
+      at = std::min(at, lane->turn(now));
+      if (lane->take_recorded()) {
+        worked_ = true;
+        // Something may have been parked, and its time is not known yet.
+        look_at_ = std::min(look_at_, now + kRefreshInterval);
+      }
+      any_gone = any_gone || (lane->gone() && !lane->leaving());
+    }
+    std::erase_if(lanes_, [](const auto &lane) { return lane->gone(); });
+    if (any_gone) {
+      refresh_at_ = now + kRefreshInterval / 4;
+      look_at_ = std::min(look_at_, refresh_at_);
+    }
+    return at;
+  }
+
+  // --- clean-up ------------------------------------------------------------------------------------------------
+
+  void clean_up(Milliseconds now) {
+    const bool idle = std::all_of(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->idle(); });
+    if (worked_ && !idle) clean_up_at_ = std::min(clean_up_at_, cleaned_up_at_ + kCleanUpBusy);
+    if (worked_ && idle && now - cleaned_up_at_ >= kCleanUpIdle) clean_up_at_ = now;
+    if (idle) worked_ = false;
+    if (now < clean_up_at_) return;
+    int64 removed = 0;
+    bool installed = false;
+    const auto error = pg::in_transaction("removing what is old", nullptr, [&] {
+      installed = pg::extension_if_installed() != nullptr;
+      if (!installed) return;
+      removed = outbox::remove_old_events(kCleanUpRows) + idempotency::remove_expired(kCleanUpRows);
+    });
+    cleaned_up_at_ = now_ms();
+    clean_up_at_ = cleaned_up_at_ + (removed >= kCleanUpRows ? 0 : kCleanUpAnyway);
+    if (error) failed("remove what is old", *error, now);
+    if (!error && !installed) look_at_ = now;
+  }
+
+  // --- state ---------------------------------------------------------------------------------------------------
+
+  void failed(const char *what, const pg::StepError &error, Milliseconds now) {
+    if (failures_ == 0 && !ShutdownRequestPending) {
+      log_line("could not %s: %s", what, error.message.c_str());
+      show_error(error.message.c_str());
+    }
+    look_at_ = now + std::min(kFailureRest << std::min(failures_, 10), kFailureRestMax);
+    refresh_at_ = look_at_;
+    ++failures_;
+  }
+
+  void note_suspension(bool suspended, const char *why) {
+    if (suspended && !suspended_) log_line("publishing is suspended: %s", why);
+    if (!suspended && suspended_) log_line("publishing goes on");
+    suspended_ = suspended;
+  }
+
+  void show() {
+    Activity activity = Activity::kIdle;
+    if (suspended_)
+      activity = Activity::kSuspended;
+    else if (!settings::publish)
+      activity = Activity::kPublishOff;
+    else if (std::any_of(lanes_.begin(), lanes_.end(),
+                         [](const auto &lane) { return !lane->idle() && !lane->resting(); }))
+      activity = Activity::kPublishing;
+    else if (std::any_of(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->resting(); }))
+      activity = Activity::kBackingOff;
+    show_activity(activity, static_cast<int>(lanes_.size()));
+    activity_ = activity;
+  }
+
+  void wait_until(Milliseconds until) {
+    const Milliseconds now = now_ms();
+    const long timeout = static_cast<long>(std::clamp<Milliseconds>(until - now, 0, 3'600'000));
+    const bool reloaded = pg::call([&] {
+      if (timeout > 0) {
+        const bool publishing = activity_ == Activity::kPublishing;
+        pgstat_report_activity(publishing ? STATE_RUNNING : STATE_IDLE, publishing ? "publishing" : "idle");
+        if (!publishing) pgstat_report_stat(true);
+      }
+      QueryCancelPending = false;  // there is no query to cancel
+      return pg::wait(set_, timeout, pg::Wait::kWorkerMain);
+    });
+    if (!reloaded) return;
+    for (const auto &lane : lanes_) lane->reload();
+    look_at_ = refresh_at_ = now_ms();
+  }
+
+  // Waits a little for what is in flight, records it and gives the shards back.
+  Verdict wind_up(Verdict verdict) {
+    show_activity(Activity::kStopping, static_cast<int>(lanes_.size()));
+    const Milliseconds give_up = now_ms() + settings::worker_shutdown_timeout;
+    for (const auto &lane : lanes_) lane->stop();
+    for (;;) {
+      const Milliseconds now = now_ms();
+      Milliseconds at = give_up;
+      bool in_flight = false;
+      epoll_event ready[32];
+      const int count = epoll_wait(epoll_, ready, lengthof(ready), 0);
+      for (int i = 0; i < count; ++i) static_cast<Lane *>(ready[i].data.ptr)->ready();
+      for (const auto &lane : lanes_)
+        if (lane->in_flight()) {
+          at = std::min(at, lane->turn(now));
+          in_flight = in_flight || lane->in_flight();
+        }
+      if (!in_flight || now >= give_up) break;
+      wait_until(std::max(at, now + 1));
+    }
+    for (const auto &lane : lanes_) lane->wind_up(2000);
+    return verdict;
   }
 
   MemoryContext scratch_;
+  int epoll_;
   WaitEventSet *set_ = nullptr;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  std::optional<Verdict> verdict_;
+  Doorbell doorbell_;
+
+  bool lanes_wanted_ = false;
+  bool suspended_ = false;
+  bool worked_ = true;
+  Activity activity_ = Activity::kIdle;
+  int failures_ = 0;  // steps in a row that ended with an error
+  Milliseconds look_at_ = 0;
+  Milliseconds poll_at_ = 0;
+  Milliseconds refresh_at_ = 0;
+  Milliseconds refreshed_at_ = -kRefreshInterval;
+  Milliseconds clean_up_at_ = kNever;
+  Milliseconds cleaned_up_at_ = -kCleanUpIdle;
 };
 
 }  // namespace

@@ -1,0 +1,106 @@
+#include "runtime/envelope.hpp"
+
+#include <cstring>
+#include <string_view>
+
+#include "core/event_source.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::runtime {
+
+namespace {
+
+retrysafe_text utf8(const char *text, size_t size) {
+  if (!text) return {nullptr, 0};
+  const char *converted = pg_server_to_any(text, static_cast<int>(size), PG_UTF8);
+  return {converted, converted == text ? size : strlen(converted)};
+}
+
+retrysafe_text utf8(const char *text) {
+  return text ? utf8(text, strlen(text)) : retrysafe_text{nullptr, 0};
+}
+
+retrysafe_text id_text(const pg_uuid_t &id) {
+  static constexpr char digits[] = "0123456789abcdef";
+  auto *text = static_cast<char *>(palloc(37));
+  char *end = text;
+  for (int i = 0; i < UUID_LEN; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) *end++ = '-';
+    *end++ = digits[id.data[i] >> 4];
+    *end++ = digits[id.data[i] & 15];
+  }
+  *end = '\0';
+  return {text, 36};
+}
+
+retrysafe_text time_text(TimestampTz time) {
+  struct pg_tm tm;
+  fsec_t micros;
+  if (timestamp2tm(time, nullptr, &tm, &micros, nullptr, nullptr) != 0) return {"", 0};
+  char *text = psprintf("%04d-%02d-%02dT%02d:%02d:%02d.%06dZ", tm.tm_year, tm.tm_mon, tm.tm_mday, tm.tm_hour,
+                        tm.tm_min, tm.tm_sec, static_cast<int>(micros));
+  return {text, strlen(text)};
+}
+
+// The names and values of a JSON object of strings.
+const retrysafe_pair *header_pairs(const char *json, size_t *count) {
+  *count = 0;
+  if (!json) return nullptr;
+  Jsonb *object = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(json)));
+  if (!JB_ROOT_IS_OBJECT(object)) return nullptr;
+  auto *pairs = static_cast<retrysafe_pair *>(palloc(sizeof(retrysafe_pair) * (JB_ROOT_COUNT(object) + 1)));
+  JsonbIterator *iterator = JsonbIteratorInit(&object->root);
+  JsonbValue value;
+  JsonbIteratorToken token;
+  while ((token = JsonbIteratorNext(&iterator, &value, true)) != WJB_DONE) {
+    if (token == WJB_KEY) {
+      pairs[*count].name = utf8(pnstrdup(value.val.string.val, value.val.string.len));
+    } else if (token == WJB_VALUE && value.type == jbvString) {
+      pairs[*count].value = utf8(pnstrdup(value.val.string.val, value.val.string.len));
+      ++*count;
+    }
+  }
+  return pairs;
+}
+
+retrysafe_text source_text(const retrysafe_text &database, const retrysafe_text &scope) {
+  const std::string_view d(database.data, database.size), s(scope.data, scope.size);
+  auto *text = static_cast<char *>(palloc(event_source_capacity(d, s)));
+  return {text, event_source(d, s, text)};
+}
+
+}  // namespace
+
+retrysafe_event *make_envelopes(const outbox::Event *events, int32 count) {
+  const retrysafe_text database = utf8(get_database_name(MyDatabaseId));
+  auto *envelopes = static_cast<retrysafe_event *>(palloc0(sizeof(retrysafe_event) * (count + 1)));
+  for (int32 i = 0; i < count; ++i) {
+    const outbox::Event &event = events[i];
+    retrysafe_event &envelope = envelopes[i];
+    envelope.id = id_text(event.event_id);
+    envelope.type = utf8(event.event_type);
+    envelope.time = time_text(event.created_at);
+    envelope.ordering_key = utf8(event.ordering_key);
+    envelope.event_key = utf8(event.event_key);
+    envelope.scope = utf8(event.scope);
+    envelope.source = i > 0 && strcmp(events[i - 1].scope, event.scope) == 0 ? envelopes[i - 1].source
+                                                                             : source_text(database, envelope.scope);
+    envelope.payload = utf8(event.payload);
+    envelope.headers = header_pairs(event.headers, &envelope.header_count);
+    envelope.attempt = event.attempts + 1;
+  }
+  return envelopes;
+}
+
+const char *text_of_sink(const char *utf8_text) {
+  if (!utf8_text || *utf8_text == '\0') return nullptr;
+  const auto size = static_cast<int>(strlen(utf8_text));
+  if (GetDatabaseEncoding() == PG_UTF8 && pg_verify_mbstr(PG_UTF8, utf8_text, size, true)) return utf8_text;
+  char *ascii = pstrdup(utf8_text);
+  for (char *c = ascii; *c; ++c)
+    if (IS_HIGHBIT_SET(*c)) *c = '?';
+  return ascii;
+}
+
+}  // namespace retrysafe::runtime

@@ -1,0 +1,387 @@
+#include "runtime/lane.hpp"
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "outbox/options.hpp"
+#include "pg/fault_point.hpp"
+#include "runtime/destination_log.hpp"
+#include "runtime/envelope.hpp"
+#include "runtime/worker_slot.hpp"
+#include "settings.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::runtime {
+
+namespace {
+
+constexpr Milliseconds kFailureRest = 1000;
+constexpr Milliseconds kFailureRestMax = 60'000;
+// Outcomes that could not be recorded are kept for so many tries. Then the batch is read and sent again.
+constexpr int kRecordTries = 8;
+// A sink whose descriptor stays readable without anything to do would keep the worker awake for ever.
+constexpr int kIdleCallsMax = 1000;
+
+outbox::Status status_of(Dispatcher::Status status) {
+  switch (status) {
+    case Dispatcher::Status::kDelivered:
+      return outbox::Status::kDelivered;
+    case Dispatcher::Status::kFailedRetry:
+      return outbox::Status::kFailedRetry;
+    case Dispatcher::Status::kFailedFinal:
+      return outbox::Status::kFailedFinal;
+    case Dispatcher::Status::kNotTried:
+    case Dispatcher::Status::kBlocked:  // the engine parks it behind the earlier failure of its key
+      break;
+  }
+  return outbox::Status::kNotTried;
+}
+
+int64 microseconds(int32_t ms) {
+  return ms < 0 ? -1 : int64{ms} * 1000;
+}
+
+void log_of_sink(const char *message) {
+  log_line("%s", message);
+}
+
+}  // namespace
+
+Milliseconds now_ms() {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+Milliseconds to_ms(TimestampTz time, Milliseconds now) {
+  if (TIMESTAMP_NOT_FINITE(time)) return kNever;
+  return now + std::max<Milliseconds>(0, (time - GetCurrentTimestamp()) / 1000) + 1;
+}
+
+Lane::Lane(int epoll_fd) : epoll_fd_(epoll_fd) {
+  pg::call([&] {
+    settings_memory_ = AllocSetContextCreate(TopMemoryContext, "retrysafe destination", ALLOCSET_SMALL_SIZES);
+    batch_memory_ = AllocSetContextCreate(TopMemoryContext, "retrysafe batch", ALLOCSET_DEFAULT_SIZES);
+  });
+}
+
+Lane::~Lane() {
+  close_sink();
+  MemoryContextDelete(batch_memory_);
+  MemoryContextDelete(settings_memory_);
+}
+
+std::unique_ptr<Lane> Lane::claim(int32 destination, int64 lease_us, int epoll_fd,
+                                  std::optional<pg::StepError> *error) {
+  std::unique_ptr<Lane> lane(new Lane(epoll_fd));
+  *error = pg::in_transaction("claiming a shard", nullptr, [&] {
+    if (!outbox::claim(destination, outbox::this_worker(), lease_us, &lane->claim_)) return;
+    MemoryContextSwitchTo(lane->settings_memory_);
+    lane->destination_ = outbox::load_destination(destination);
+  });
+  if (*error || !lane->destination_) return nullptr;
+  pg::call([] { RETRYSAFE_FAULT_POINT("worker.after_claim"); });
+  return lane;
+}
+
+void Lane::wake() {
+  woken_ = true;
+}
+
+void Lane::leave() {
+  leaving_ = true;
+}
+
+void Lane::stop() {
+  if (dispatcher_) dispatcher_->stop();
+}
+
+bool Lane::take_recorded() {
+  return std::exchange(recorded_, false);
+}
+
+Milliseconds Lane::turn(Milliseconds now) {
+  if (state_ == State::kResting && now >= rest_until_) state_ = batch_ ? State::kRecording : State::kReading;
+  if (state_ == State::kIdle && (woken_ || reload_)) state_ = State::kReading;
+  if (leaving_ && !batch_ && state_ != State::kGone) go();
+
+  if (state_ == State::kReading) read(now);
+  if (state_ == State::kSending) {
+    keep_lease(now);
+    if (state_ == State::kSending) send(now);
+  } else if ((ready_ || now >= sink_at_) && dispatcher_) {
+    // A connection was closed, say.
+    dispatcher_->step();
+    sink_at_ = dispatcher_->timeout_ms() < 0 ? kNever : now + dispatcher_->timeout_ms();
+    if (++idle_calls_ > kIdleCallsMax) close_sink();
+  }
+  ready_ = false;
+  if (state_ == State::kRecording) record(now, 0);
+
+  switch (state_) {
+    case State::kReading:
+    case State::kRecording:
+    case State::kGone:
+      return now;
+    case State::kSending:
+      return std::min(sink_at_, renew_at_);
+    case State::kResting:
+      return std::min(sink_at_, rest_until_);
+    case State::kIdle:
+      break;
+  }
+  return sink_at_;
+}
+
+// The destination as it is now. False: this lane is done with it.
+bool Lane::load() {
+  outbox::Destination *fresh = nullptr;
+  close_sink();
+  const auto error = pg::in_transaction("looking up a destination", nullptr, [&] {
+    MemoryContextReset(settings_memory_);
+    destination_ = nullptr;
+    MemoryContextSwitchTo(settings_memory_);
+    fresh = outbox::load_destination(claim_.destination);
+  });
+  if (error || !fresh) {
+    // Dropped, or not to be known: the worker claims it again if it is still there.
+    go();
+    return false;
+  }
+  destination_ = fresh;
+  reload_ = false;
+  if (destination_->paused) {
+    go();
+    return false;
+  }
+  return true;
+}
+
+// Reads the next batch. A claim that ran out while there was nothing to do is only made again when there is: an idle
+// worker writes nothing.
+void Lane::read(Milliseconds now) {
+  if (reload_ && !load()) return;
+  woken_ = false;
+  retrysafe_event *envelopes = nullptr;
+  outbox::ResolvedOption *options = nullptr;
+  int option_count = 0;
+  const char *library = nullptr;
+  const char *database = nullptr;
+  bool lost = false;
+  bool again = false;
+  drop_batch();
+
+  outbox::Batch *batch = nullptr;
+  const auto error = pg::in_transaction("reading events for destination", name(), [&] {
+    MemoryContextSwitchTo(batch_memory_);
+    batch = outbox::read_batch(*destination_, claim_, destination_->batch_events, destination_->batch_bytes);
+    if (!batch) return;
+    if (!outbox::renew(&claim_, destination_->lease_us)) {
+      batch = nullptr;
+      lost = !outbox::claim(destination_->destination, outbox::this_worker(), destination_->lease_us, &claim_);
+      again = !lost;
+      return;
+    }
+    if (batch->event_count == 0) {
+      outbox::record(*destination_, batch, nullptr);
+      again = true;
+      return;
+    }
+    envelopes = make_envelopes(batch->events, batch->event_count);
+    if (!sink_) {
+      const outbox::Kind *kind = outbox::find_kind(destination_->kind);
+      if (!kind || !kind->library) outbox::raise_unknown_kind(destination_->kind);
+      library = pstrdup(kind->library);
+      const char *own = get_database_name(MyDatabaseId);
+      database = own ? pg_server_to_any(own, static_cast<int>(strlen(own)), PG_UTF8) : "";
+      options = outbox::resolved_options(*destination_, &option_count);
+    }
+  });
+  if (error) {
+    if (error->is(kInvalidOption) || error->is(kUnknownKind)) return unreachable(error->message.c_str(), now);
+    return failed("read events for", *error, now);
+  }
+  failures_ = 0;
+  if (lost) {
+    state_ = State::kGone;
+    return;
+  }
+  if (again) return;  // state kReading: next turn
+  if (!batch) {
+    state_ = State::kIdle;
+    return;
+  }
+
+  if (!sink_) {
+    sink::Config config;
+    config.destination = name();
+    for (int i = 0; i < option_count; ++i) config.options.emplace_back(options[i].name, options[i].value);
+    config.database = database;
+    config.allowed_addresses = settings::allowed_addresses ? settings::allowed_addresses : "";
+    config.log = log_of_sink;
+    std::string reason;
+    const retrysafe_sink_module *module = sink::load(library, {Dynamic_library_path, pkglib_path}, &reason);
+    if (module) sink_ = sink::Sink::open(module, std::move(config), &reason);
+    if (!sink_) return unreachable(reason.c_str(), now);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.ptr = this;
+    (void)epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, sink_->wait_fd(), &event);
+    pg::call([] { ReserveExternalFD(); });
+    dispatcher_.emplace(*sink_);
+  }
+  batch_ = batch;
+  items_.resize(static_cast<size_t>(batch->event_count));
+  for (int32 i = 0; i < batch->event_count; ++i) items_[i] = {envelopes[i], batch->events[i].held};
+  dispatcher_->begin(items_);
+  idle_calls_ = 0;
+  note_lease(now);
+  sink_at_ = now;
+  state_ = State::kSending;
+}
+
+void Lane::close_sink() {
+  dispatcher_.reset();
+  if (!sink_) return;
+  (void)epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, sink_->wait_fd(), nullptr);
+  sink_.reset();
+  ReleaseExternalFD();
+  sink_at_ = kNever;
+}
+
+void Lane::send(Milliseconds now) {
+  dispatcher_->step();
+  sink_at_ = dispatcher_->timeout_ms() < 0 ? kNever : now + dispatcher_->timeout_ms();
+  if (!dispatcher_->done()) return;
+  pg::call([] { RETRYSAFE_FAULT_POINT("worker.after_ack"); });
+  state_ = State::kRecording;
+}
+
+void Lane::note_lease(Milliseconds now) {
+  const Milliseconds lease = destination_->lease_us / 1000;
+  renew_at_ = std::max(now + 100, to_ms(claim_.lease_until, now) - lease / 2 + 1);
+}
+
+void Lane::keep_lease(Milliseconds now) {
+  if (now < renew_at_) return;
+  bool kept = false;
+  const auto error = pg::in_transaction("renewing the lease for destination", name(), [&] {
+    kept = outbox::renew(&claim_, destination_->lease_us);
+  });
+  if (error) {
+    renew_at_ = now + kFailureRest;
+    return;
+  }
+  if (kept) return note_lease(now);
+  // Somebody else works the shard now, or will. What is in flight is given up: it comes again from there.
+  log_line("lost shard %d of destination \"%s\" while sending to it", claim_.shard, name());
+  close_sink();
+  drop_batch();
+  state_ = State::kGone;
+}
+
+void Lane::record(Milliseconds now, int timeout_ms) {
+  const auto result = dispatcher_->outcomes();
+  bool anything = false;
+  bool delivered = false;
+  for (size_t i = 0; i < result.size(); ++i) {
+    anything = anything || items_[i].held || result[i].status != Dispatcher::Status::kNotTried;
+    delivered = delivered || result[i].status == Dispatcher::Status::kDelivered;
+  }
+  const bool away = dispatcher_->unreachable();
+  const char *away_reason = dispatcher_->unreachable_reason().c_str();
+  TimestampTz retry_at = 0;
+  const auto error = !anything && !away
+                         ? std::nullopt
+                         : pg::in_transaction(
+                               "recording what became of events for destination", name(),
+                               [&] {
+                                 MemoryContextSwitchTo(batch_memory_);
+                                 auto *outcomes = static_cast<outbox::Outcome *>(
+                                     palloc(sizeof(outbox::Outcome) * (result.size() + 1)));
+                                 for (size_t i = 0; i < result.size(); ++i)
+                                   outcomes[i] = {status_of(result[i].status), microseconds(result[i].retry_after_ms),
+                                                  text_of_sink(result[i].reason.c_str())};
+                                 if (anything) outbox::record(*destination_, batch_, outcomes);
+                                 if (away)
+                                   retry_at = outbox::record_unreachable(
+                                       *destination_, claim_, text_of_sink(away_reason),
+                                       microseconds(dispatcher_->unreachable_retry_after_ms()));
+                                 RETRYSAFE_FAULT_POINT("record.before_commit");
+                               },
+                               timeout_ms);
+  if (error && error->is(kStaleBatch)) {
+    log_line("lost shard %d of destination \"%s\" before its batch was recorded", claim_.shard, name());
+    drop_batch();
+    state_ = State::kGone;
+    return;
+  }
+  if (error) {
+    if (failures_ >= kRecordTries) drop_batch();
+    return failed("record what became of events for", *error, now);
+  }
+  failures_ = 0;
+  recorded_ = recorded_ || anything;
+  if (delivered && !away) note_reachable(claim_.destination, name());
+  if (away) {
+    note_unreachable(claim_.destination, name(), away_reason);
+    rest(to_ms(retry_at, now));
+  } else {
+    state_ = State::kReading;
+  }
+  drop_batch();
+}
+
+// The destination cannot even be opened.
+void Lane::unreachable(const char *reason, Milliseconds now) {
+  drop_batch();
+  TimestampTz retry_at = 0;
+  const auto error = pg::in_transaction("noting that a destination is unreachable:", name(), [&] {
+    retry_at = outbox::record_unreachable(*destination_, claim_, text_of_sink(reason), -1);
+  });
+  if (error) return failed("note the state of", *error, now);
+  note_unreachable(claim_.destination, name(), reason);
+  rest(to_ms(retry_at, now));
+}
+
+void Lane::drop_batch() {
+  batch_ = nullptr;
+  items_.clear();
+  renew_at_ = kNever;
+  MemoryContextReset(batch_memory_);
+}
+
+void Lane::failed(const char *what, const pg::StepError &error, Milliseconds now) {
+  if (error.is(kNotInstalled) || error.is(kStaleBatch)) {
+    state_ = State::kGone;
+    return;
+  }
+  if (failures_ == 0 && !ShutdownRequestPending) {
+    log_line("could not %s destination \"%s\": %s", what, name(), error.message.c_str());
+    show_error(error.message.c_str());
+  }
+  rest(now + std::min(kFailureRest << std::min(failures_, 10), kFailureRestMax));
+  ++failures_;
+}
+
+void Lane::rest(Milliseconds until) {
+  rest_until_ = until;
+  state_ = State::kResting;
+}
+
+void Lane::go() {
+  close_sink();
+  drop_batch();
+  state_ = State::kGone;
+  (void)pg::in_transaction("giving a shard back", nullptr, [&] { outbox::release(claim_); }, 2000);
+}
+
+void Lane::wind_up(int timeout_ms) {
+  if (state_ == State::kGone) return;
+  if (batch_ && dispatcher_) record(now_ms(), timeout_ms);
+  if (state_ != State::kGone) go();
+}
+
+}  // namespace retrysafe::runtime

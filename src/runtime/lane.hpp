@@ -1,0 +1,111 @@
+// One shard of one destination, as a worker works it. README.md has the states.
+//
+// A worker has many lanes. None of them waits: each says when it wants to be called again, so that a slow or dead
+// destination never delays another.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/dispatcher.hpp"
+#include "outbox/engine.hpp"
+#include "pg/worker_transaction.hpp"
+#include "sink/host.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::runtime {
+
+using Milliseconds = std::int64_t;  // of a clock that only goes forward
+inline constexpr Milliseconds kNever = INT64_MAX;
+Milliseconds now_ms();
+// From a time of the server's clock.
+Milliseconds to_ms(TimestampTz time, Milliseconds now);
+
+class Lane {
+ public:
+  // Takes the first free shard of a destination; null when there is none or, with `error` set, when it could not be
+  // found out. `epoll_fd` gets the descriptors of sinks.
+  static std::unique_ptr<Lane> claim(int32 destination, int64 lease_us, int epoll_fd,
+                                     std::optional<pg::StepError> *error);
+  ~Lane();
+  Lane(const Lane &) = delete;
+  Lane &operator=(const Lane &) = delete;
+
+  // Does what can be done now without waiting for the network. Returns when it wants to be called again.
+  Milliseconds turn(Milliseconds now);
+  // There may be something to send.
+  void wake();
+  // The sink's descriptor became readable.
+  void ready() { ready_ = true; }
+  // The destination was altered, or settings were: what is new counts from the next batch on.
+  void reload() { reload_ = true; }
+  // Gives the shard back after the batch under way.
+  void leave();
+  // Nothing more is submitted; what is in flight is waited for.
+  void stop();
+  // Records what is known of the batch under way and gives up the rest. For the end of a worker.
+  void wind_up(int timeout_ms);
+
+  bool gone() const { return state_ == State::kGone; }
+  bool idle() const { return state_ == State::kIdle; }
+  bool in_flight() const { return state_ == State::kSending && dispatcher_ && dispatcher_->in_flight() > 0; }
+  bool resting() const { return state_ == State::kResting; }
+  bool leaving() const { return leaving_; }
+  // True once after something was recorded.
+  bool take_recorded();
+
+  int32 destination() const { return claim_.destination; }
+  const outbox::Claim &claim() const { return claim_; }
+  TransactionId version() const { return destination_ ? destination_->version : InvalidTransactionId; }
+
+ private:
+  enum class State { kIdle, kReading, kSending, kRecording, kResting, kGone };
+
+  Lane(int epoll_fd);
+
+  const char *name() const { return destination_->name; }
+  bool load();
+  void read(Milliseconds now);
+  bool open_sink(Milliseconds now);
+  void close_sink();
+  void send(Milliseconds now);
+  void keep_lease(Milliseconds now);
+  void note_lease(Milliseconds now);
+  void record(Milliseconds now, int timeout_ms);
+  void after_record(Milliseconds now);
+  void unreachable(const char *reason, Milliseconds now);
+  void drop_batch();
+  void failed(const char *what, const pg::StepError &error, Milliseconds now);
+  void rest(Milliseconds until);
+  void go();
+
+  State state_ = State::kReading;
+  outbox::Claim claim_{};
+  outbox::Destination *destination_ = nullptr;  // in settings_memory_
+  MemoryContext settings_memory_;
+  MemoryContext batch_memory_;
+
+  int epoll_fd_;
+  std::unique_ptr<sink::Sink> sink_;
+  std::optional<Dispatcher> dispatcher_;
+  int idle_calls_ = 0;
+
+  outbox::Batch *batch_ = nullptr;  // in batch_memory_
+  std::vector<Dispatcher::Item> items_;
+
+  bool ready_ = false;
+  bool woken_ = false;
+  bool reload_ = false;
+  bool leaving_ = false;
+  bool recorded_ = false;
+  int failures_ = 0;  // steps in a row that ended with an error of the server
+  Milliseconds rest_until_ = 0;
+  Milliseconds renew_at_ = kNever;
+  Milliseconds sink_at_ = kNever;  // when the sink wants to be called though its descriptor is silent
+};
+
+}  // namespace retrysafe::runtime
