@@ -154,14 +154,15 @@ bool record_progress(const Destination &d, const Batch &batch) {
   });
 }
 
-TimestampTz record_unreachable(const Destination &d, const Claim &claim, const char *reason) {
+TimestampTz record_unreachable(const Destination &d, const Claim &claim, const char *reason,
+                               int64 retry_after_us) {
   return pg::spi([&] {
     ShardRow row;
     if (!lock_shard(d.destination, claim.shard, true, &row) || !is_valid(row, claim, GetCurrentTimestamp()))
       raise_stale(claim);
     const int32 failures = row.failures == PG_INT32_MAX ? row.failures : row.failures + 1;
-    const TimestampTz retry_at =
-        GetCurrentTimestamp() + backoff(d.backoff_us, d.backoff_max_us, failures, pg::random_uint32());
+    const int64 wait = backoff(d.backoff_us, d.backoff_max_us, failures, pg::random_uint32());
+    const TimestampTz retry_at = GetCurrentTimestamp() + std::max(wait, retry_after_us);
     back_off.run({pg::value(d.destination), pg::value(claim.shard), pg::value(failures),
                   pg::value(TimestampTzGetDatum(retry_at)), pg::value(reason)});
     return retry_at;

@@ -7,31 +7,31 @@
 
 namespace retrysafe::pg {
 
-// X-macro of the relations that C++ opens by itself; each is looked up once by name in the extension's schema and
-// must be a member of the extension. SQL statements name the schema instead (see statement.hpp).
-#define RETRYSAFE_RELATIONS(X) \
-  X(idem_records)              \
-  X(idem_records_pkey)         \
-  X(idempotency_records)       \
-  X(outbox_log)                \
-  X(outbox_log_pkey)           \
-  X(outbox_log_event_key)      \
-  X(outbox_log_txid)           \
-  X(outbox_log_id_seq)         \
-  X(outbox_eras)               \
-  X(outbox_eras_pkey)          \
-  X(outbox_scheduled)          \
+// X-macro of the relations that C++ opens by itself; each is looked up once by name in the extension's schema
+// and must be a member of the extension. SQL statements name the schema instead (see statement.hpp).
+#define RETRYSAFE_RELATIONS(X)  \
+  X(idem_records)               \
+  X(idem_records_pkey)          \
+  X(idempotency_records)        \
+  X(outbox_log)                 \
+  X(outbox_log_pkey)            \
+  X(outbox_log_event_key)       \
+  X(outbox_log_txid)            \
+  X(outbox_log_id_seq)          \
+  X(outbox_eras)                \
+  X(outbox_eras_pkey)           \
+  X(outbox_scheduled)           \
   X(outbox_scheduled_event_key) \
-  X(outbox_shards)             \
-  X(outbox_shards_pkey)        \
-  X(outbox_windows)            \
-  X(outbox_windows_pkey)       \
-  X(outbox_batches)            \
-  X(outbox_batches_pkey)       \
-  X(outbox_parked)             \
-  X(outbox_parked_pkey)        \
-  X(outbox_parked_due)         \
-  X(outbox_parked_waiting)     \
+  X(outbox_shards)              \
+  X(outbox_shards_pkey)         \
+  X(outbox_windows)             \
+  X(outbox_windows_pkey)        \
+  X(outbox_batches)             \
+  X(outbox_batches_pkey)        \
+  X(outbox_parked)              \
+  X(outbox_parked_pkey)         \
+  X(outbox_parked_due)          \
+  X(outbox_parked_waiting)      \
   X(outbox_parked_dead)
 
 struct Extension {
@@ -58,8 +58,8 @@ bool extension_version_matches();
 // Called once from _PG_init.
 void watch_for_extension_changes();
 
-// Runs the jumpable `body` as the owner of the extension, for work on our own tables. On an error the end of the
-// (sub)transaction restores the caller, as it does for the server's own code.
+// Runs the jumpable `body` as the owner of the extension, for work on our own tables. On an error the end of
+// the (sub)transaction restores the caller, as it does for the server's own code.
 template <class Body>
 auto as_owner(Body &&body) {
   Oid caller;

@@ -12,7 +12,8 @@ namespace retrysafe::pg {
 void act_at_fault_point(const char *name) {
   std::string_view action;
   if (!find_fault_point(name, &action)) return;
-  if (action == "error") ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("fault point \"%s\"", name)));
+  if (action == "error")
+    ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("fault point \"%s\"", name)));
   if (action == "exit") proc_exit(1);
   if (action == "kill") kill(MyProcPid, SIGKILL);
   if (action == "wait") {

@@ -1,7 +1,8 @@
-// Named places that fail on command, in test builds (make FAULT_POINTS=1): so that a test can show that it would
-// notice the fault. In other builds they are nothing. retrysafe.fault_points is a comma-separated list:
+// Named places that fail on command, in test builds (make FAULT_POINTS=1): so that a test can show that it
+// would notice the fault. In other builds they are nothing. retrysafe.fault_points is a comma-separated list:
 //   NAME          if (RETRYSAFE_FAULT("reader.no_late_range")) … is true
-//   NAME=ACTION   RETRYSAFE_FAULT_POINT("worker.after_ack"); acts: error, exit, kill (SIGKILL of this process), or
+//   NAME=ACTION   RETRYSAFE_FAULT_POINT("worker.after_ack"); acts: error, exit, kill (SIGKILL of this
+//   process), or
 //                 wait (until the setting changes). Jumpable.
 #pragma once
 

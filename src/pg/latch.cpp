@@ -8,8 +8,8 @@ namespace {
 
 uint32 event_number(Wait what) {
   static constinit uint32 numbers[4]{};
-  static constexpr const char *names[] = {"RetrysafeLauncherMain", "RetrysafeWorkerMain", "RetrysafeDatabaseLetGo",
-                                          "RetrysafeFaultPoint"};
+  static constexpr const char *names[] = {"RetrysafeLauncherMain", "RetrysafeWorkerMain",
+                                          "RetrysafeDatabaseLetGo", "RetrysafeFaultPoint"};
   uint32 &number = numbers[static_cast<int>(what)];
   if (number == 0) number = custom_wait_event(names[static_cast<int>(what)]);
   return number;
@@ -41,8 +41,8 @@ bool wait(WaitEventSet *set, long timeout_ms, Wait what) {
 }
 
 void wait_for_latch(long timeout_ms, Wait what) {
-  (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (timeout_ms >= 0 ? WL_TIMEOUT : 0), timeout_ms,
-                  event_number(what));
+  (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (timeout_ms >= 0 ? WL_TIMEOUT : 0),
+                  timeout_ms, event_number(what));
   (void)after_wait();
 }
 

@@ -9,8 +9,8 @@ namespace retrysafe::pg {
 enum class Wait { kLauncherMain, kWorkerMain, kDatabaseLetGo, kFaultPoint };
 
 // Jumpable. Waits until the latch is set, the descriptor becomes readable (-1: none), or the time has passed
-// (-1: no end), absorbs interrupts and reads the configuration again when told to: then it returns true. Ends the
-// process when the postmaster has died.
+// (-1: no end), absorbs interrupts and reads the configuration again when told to: then it returns true. Ends
+// the process when the postmaster has died.
 bool wait(WaitEventSet *set, long timeout_ms, Wait what);
 
 // For one process-lifetime loop.

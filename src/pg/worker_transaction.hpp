@@ -18,12 +18,12 @@ struct StepError {
   bool is(const ErrorCode &code) const { return sqlstate == pg::sqlstate(code); }
 };
 
-// ALTER DATABASE … SET and ALTER ROLE … SET reach workers too. Fixes what our statements and their results depend
-// on, for the life of the process. Jumpable.
+// ALTER DATABASE … SET and ALTER ROLE … SET reach workers too. Fixes what our statements and their results
+// depend on, for the life of the process. Jumpable.
 void pin_settings();
 
-// SIGTERM sets ShutdownRequestPending. During a step it also cancels the step, which may be waiting for a lock;
-// steps that begin later, to put things in order, are not cancelled any more.
+// SIGTERM sets ShutdownRequestPending. During a step it also cancels the step, which may be waiting for a
+// lock; steps that begin later, to put things in order, are not cancelled any more.
 void handle_termination();
 
 namespace detail {
@@ -41,11 +41,13 @@ StepError abort_step(const PgError &error);
 
 }  // namespace detail
 
-// Runs the jumpable `body` in a READ COMMITTED transaction. `what` (a literal) and `subject` (null: none) describe
-// the step in error contexts: while WHAT "SUBJECT". Owning; an error aborts the transaction and comes back as a
-// value. Memory that is to outlive the transaction has to be allocated elsewhere. `timeout_ms` 0: none.
+// Runs the jumpable `body` in a READ COMMITTED transaction. `what` (a literal) and `subject` (null: none)
+// describe the step in error contexts: while WHAT "SUBJECT". Owning; an error aborts the transaction and
+// comes back as a value. Memory that is to outlive the transaction has to be allocated elsewhere.
+// `timeout_ms` 0: none.
 template <class Body>
-std::optional<StepError> in_transaction(const char *what, const char *subject, Body &&body, int timeout_ms = 0) {
+std::optional<StepError> in_transaction(const char *what, const char *subject, Body &&body,
+                                        int timeout_ms = 0) {
   const detail::MemoryKept kept;
   try {
     call([&] {

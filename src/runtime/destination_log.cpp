@@ -69,7 +69,8 @@ void note_reachable(int32 destination, const char *name) noexcept {
     Seen &s = found->second;
     s.unreachable = false;
     if (s.logged)
-      log_line("destination \"%s\" is back after %lld s", name, static_cast<long long>((now_ms() - s.since) / 1000));
+      log_line("destination \"%s\" is back after %lld s", name,
+               static_cast<long long>((now_ms() - s.since) / 1000));
   } catch (...) {
   }
 }

@@ -12,8 +12,8 @@ void Doorbell::looked() {
   completed_ = pg::transactions_completed();
   position_ = pg::as_owner([] { return outbox::last_log_position(); });
   const Snapshot snapshot = GetLatestSnapshot();
-  // A transaction gets its number before it draws a position. So if none is open now, whatever comes later draws
-  // positions above this one.
+  // A transaction gets its number before it draws a position. So if none is open now, whatever comes later
+  // draws positions above this one.
   open_transactions_ = snapshot->xcnt > 0 || snapshot->takenDuringRecovery ||
                        snapshot->xmax != XidFromFullTransactionId(ReadNextFullTransactionId());
   doubts_ = 0;

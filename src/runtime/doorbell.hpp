@@ -1,10 +1,10 @@
 // Deciding, without a query, whether there may be anything new since a worker last looked.
 //
-// Sessions that emit ring the bell of the workers (wakeup.hpp). What nobody rings for: COMMIT PREPARED, and sessions
-// without the shared memory. For those the worker compares counters every retrysafe.poll_interval. Only when
-// transactions have ended since it last looked does it read the position of the log, in a short transaction; and only
-// when that moved, or when transactions that might have drawn positions were still open at the last look, does it
-// look again.
+// Sessions that emit ring the bell of the workers (wakeup.hpp). What nobody rings for: COMMIT PREPARED, and
+// sessions without the shared memory. For those the worker compares counters every retrysafe.poll_interval.
+// Only when transactions have ended since it last looked does it read the position of the log, in a short
+// transaction; and only when that moved, or when transactions that might have drawn positions were still open
+// at the last look, does it look again.
 #pragma once
 
 #include "pg/server.hpp"

@@ -84,8 +84,9 @@ retrysafe_event *make_envelopes(const outbox::Event *events, int32 count) {
     envelope.ordering_key = utf8(event.ordering_key);
     envelope.event_key = utf8(event.event_key);
     envelope.scope = utf8(event.scope);
-    envelope.source = i > 0 && strcmp(events[i - 1].scope, event.scope) == 0 ? envelopes[i - 1].source
-                                                                             : source_text(database, envelope.scope);
+    envelope.source = i > 0 && strcmp(events[i - 1].scope, event.scope) == 0
+                          ? envelopes[i - 1].source
+                          : source_text(database, envelope.scope);
     envelope.payload = utf8(event.payload);
     envelope.headers = header_pairs(event.headers, &envelope.header_count);
     envelope.attempt = event.attempts + 1;

@@ -8,8 +8,8 @@
 
 namespace retrysafe::runtime {
 
-// One for each event, in the current memory context, into which they point; the events must stay too. Jumpable; needs
-// a transaction.
+// One for each event, in the current memory context, into which they point; the events must stay too.
+// Jumpable; needs a transaction.
 retrysafe_event *make_envelopes(const outbox::Event *events, int32 count);
 
 // Text of a sink as the server keeps it: valid in the server's encoding, palloc'd.

@@ -51,7 +51,8 @@ void log_of_sink(const char *message) {
 }  // namespace
 
 Milliseconds now_ms() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
@@ -159,8 +160,8 @@ bool Lane::load() {
   return true;
 }
 
-// Reads the next batch. A claim that ran out while there was nothing to do is only made again when there is: an idle
-// worker writes nothing.
+// Reads the next batch. A claim that ran out while there was nothing to do is only made again when there is:
+// an idle worker writes nothing.
 void Lane::read(Milliseconds now) {
   if (reload_ && !load()) return;
   woken_ = false;
@@ -180,7 +181,8 @@ void Lane::read(Milliseconds now) {
     if (!batch) return;
     if (!outbox::renew(&claim_, destination_->lease_us)) {
       batch = nullptr;
-      lost = !outbox::claim(destination_->destination, outbox::this_worker(), destination_->lease_us, &claim_);
+      lost =
+          !outbox::claim(destination_->destination, outbox::this_worker(), destination_->lease_us, &claim_);
       again = !lost;
       return;
     }
@@ -267,9 +269,8 @@ void Lane::note_lease(Milliseconds now) {
 void Lane::keep_lease(Milliseconds now) {
   if (now < renew_at_) return;
   bool kept = false;
-  const auto error = pg::in_transaction("renewing the lease for destination", name(), [&] {
-    kept = outbox::renew(&claim_, destination_->lease_us);
-  });
+  const auto error = pg::in_transaction("renewing the lease for destination", name(),
+                                        [&] { kept = outbox::renew(&claim_, destination_->lease_us); });
   if (error) {
     renew_at_ = now + kFailureRest;
     return;
@@ -293,25 +294,26 @@ void Lane::record(Milliseconds now, int timeout_ms) {
   const bool away = dispatcher_->unreachable();
   const char *away_reason = dispatcher_->unreachable_reason().c_str();
   TimestampTz retry_at = 0;
-  const auto error = !anything && !away
-                         ? std::nullopt
-                         : pg::in_transaction(
-                               "recording what became of events for destination", name(),
-                               [&] {
-                                 MemoryContextSwitchTo(batch_memory_);
-                                 auto *outcomes = static_cast<outbox::Outcome *>(
-                                     palloc(sizeof(outbox::Outcome) * (result.size() + 1)));
-                                 for (size_t i = 0; i < result.size(); ++i)
-                                   outcomes[i] = {status_of(result[i].status), microseconds(result[i].retry_after_ms),
-                                                  text_of_sink(result[i].reason.c_str())};
-                                 if (anything) outbox::record(*destination_, batch_, outcomes);
-                                 if (away)
-                                   retry_at = outbox::record_unreachable(
-                                       *destination_, claim_, text_of_sink(away_reason),
-                                       microseconds(dispatcher_->unreachable_retry_after_ms()));
-                                 RETRYSAFE_FAULT_POINT("record.before_commit");
-                               },
-                               timeout_ms);
+  const auto error =
+      !anything && !away
+          ? std::nullopt
+          : pg::in_transaction(
+                "recording what became of events for destination", name(),
+                [&] {
+                  MemoryContextSwitchTo(batch_memory_);
+                  auto *outcomes =
+                      static_cast<outbox::Outcome *>(palloc(sizeof(outbox::Outcome) * (result.size() + 1)));
+                  for (size_t i = 0; i < result.size(); ++i)
+                    outcomes[i] = {status_of(result[i].status), microseconds(result[i].retry_after_ms),
+                                   text_of_sink(result[i].reason.c_str())};
+                  if (anything) outbox::record(*destination_, batch_, outcomes);
+                  if (away)
+                    retry_at =
+                        outbox::record_unreachable(*destination_, claim_, text_of_sink(away_reason),
+                                                   microseconds(dispatcher_->unreachable_retry_after_ms()));
+                  RETRYSAFE_FAULT_POINT("record.before_commit");
+                },
+                timeout_ms);
   if (error && error->is(kStaleBatch)) {
     log_line("lost shard %d of destination \"%s\" before its batch was recorded", claim_.shard, name());
     drop_batch();
@@ -375,7 +377,8 @@ void Lane::go() {
   close_sink();
   drop_batch();
   state_ = State::kGone;
-  (void)pg::in_transaction("giving a shard back", nullptr, [&] { outbox::release(claim_); }, 2000);
+  (void)pg::in_transaction(
+      "giving a shard back", nullptr, [&] { outbox::release(claim_); }, 2000);
 }
 
 void Lane::wind_up(int timeout_ms) {

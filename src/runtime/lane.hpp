@@ -1,7 +1,7 @@
 // One shard of one destination, as a worker works it. README.md has the states.
 //
-// A worker has many lanes. None of them waits: each says when it wants to be called again, so that a slow or dead
-// destination never delays another.
+// A worker has many lanes. None of them waits: each says when it wants to be called again, so that a slow or
+// dead destination never delays another.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ Milliseconds to_ms(TimestampTz time, Milliseconds now);
 
 class Lane {
  public:
-  // Takes the first free shard of a destination; null when there is none or, with `error` set, when it could not be
-  // found out. `epoll_fd` gets the descriptors of sinks.
+  // Takes the first free shard of a destination; null when there is none or, with `error` set, when it could
+  // not be found out. `epoll_fd` gets the descriptors of sinks.
   static std::unique_ptr<Lane> claim(int32 destination, int64 lease_us, int epoll_fd,
                                      std::optional<pg::StepError> *error);
   ~Lane();

@@ -36,7 +36,8 @@ constexpr Milliseconds kRefreshInterval = 1000;
 constexpr Milliseconds kClaimAgain = 5000;
 constexpr Milliseconds kFailureRest = 1000;
 constexpr Milliseconds kFailureRestMax = 60'000;
-// Clean-up: while there is work, when work ends, and now and then at any rate, since rows grow old by themselves.
+// Clean-up: while there is work, when work ends, and now and then at any rate, since rows grow old by
+// themselves.
 constexpr Milliseconds kCleanUpBusy = 60'000;
 constexpr Milliseconds kCleanUpIdle = 10'000;
 constexpr Milliseconds kCleanUpAnyway = 3'600'000;
@@ -54,14 +55,16 @@ constinit pg::Statement select_destinations{
     "SELECT d.destination, d.xmin, d.shards, (extract(epoch FROM d.lease) * 1000000)::bigint,"
     " (SELECT min(s.retry_at) FROM @.outbox_shards s"
     "   WHERE s.destination = d.destination AND s.retry_at > clock_timestamp())"
-    " FROM @.outbox_destinations d WHERE NOT d.paused AND d.kind NOT IN ('pull', 'function') ORDER BY d.destination",
+    " FROM @.outbox_destinations d WHERE NOT d.paused AND d.kind NOT IN ('pull', 'function') ORDER BY "
+    "d.destination",
     {}};
 
 // Inside a transaction; into `memory`.
 DestinationRow *read_destinations(MemoryContext memory, int *count) {
   return pg::spi([&] {
     *count = static_cast<int>(select_destinations.run({}));
-    auto *rows = static_cast<DestinationRow *>(MemoryContextAlloc(memory, sizeof(DestinationRow) * (*count + 1)));
+    auto *rows =
+        static_cast<DestinationRow *>(MemoryContextAlloc(memory, sizeof(DestinationRow) * (*count + 1)));
     for (int i = 0; i < *count; ++i) {
       const pg::Row row(i);
       rows[i] = {row.int32_at(1), DatumGetTransactionId(row.datum(2)), row.int32_at(3), row.int64_at(4),
@@ -96,7 +99,8 @@ class Worker {
   }
 
  private:
-  // --- what is new ---------------------------------------------------------------------------------------------
+  // --- what is new
+  // ---------------------------------------------------------------------------------------------
 
   void listen(Milliseconds now) {
     const uint32 bell = take_bell();
@@ -151,9 +155,11 @@ class Worker {
     if (!seen.right_version) {
       lanes_.clear();
       if (seen.installed)
-        log_line("the extension in this database is not of version %s, which the library has: nothing is published; "
-                 "run ALTER EXTENSION retrysafe UPDATE",
-                 RETRYSAFE_VERSION);
+        log_line(
+            "the extension in this database is not of version %s, which the library has: nothing is "
+            "published; "
+            "run ALTER EXTENSION retrysafe UPDATE",
+            RETRYSAFE_VERSION);
       verdict_ = seen.installed ? Verdict::kOtherVersion : Verdict::kNotInstalled;
       return;
     }
@@ -165,7 +171,8 @@ class Worker {
       for (const auto &lane : lanes_) lane->leave();
       return;
     }
-    // Due ones that are there now are read by the lanes at once, or wait for a lane that is busy or backing off.
+    // Due ones that are there now are read by the lanes at once, or wait for a lane that is busy or backing
+    // off.
     if (const Milliseconds due = to_ms(seen.due, now); due != kNever)
       look_at_ = std::min(look_at_, std::max(due, now + kRefreshInterval / 4));
     for (const auto &lane : lanes_) lane->wake();
@@ -180,10 +187,11 @@ class Worker {
     if (refresh_at_ != kNever) look_at_ = std::min(look_at_, refresh_at_);
   }
 
-  // --- shares --------------------------------------------------------------------------------------------------
+  // --- shares
+  // --------------------------------------------------------------------------------------------------
 
-  // Every worker of the database comes to the same division: shards are spread evenly, those with the lower slot
-  // take the odd ones.
+  // Every worker of the database comes to the same division: shards are spread evenly, those with the lower
+  // slot take the odd ones.
   void take_share(std::span<const DestinationRow> rows, Milliseconds now) {
     int64 shards = 0;
     for (const DestinationRow &row : rows) shards += row.shards;
@@ -191,8 +199,9 @@ class Worker {
     const auto share = static_cast<size_t>(shards / c.size + (c.rank < shards % c.size ? 1 : 0));
 
     for (const auto &lane : lanes_) {
-      const auto row = std::find_if(rows.begin(), rows.end(),
-                                    [&](const DestinationRow &r) { return r.destination == lane->destination(); });
+      const auto row = std::find_if(rows.begin(), rows.end(), [&](const DestinationRow &r) {
+        return r.destination == lane->destination();
+      });
       if (row == rows.end())
         lane->leave();
       else if (row->version != lane->version())
@@ -248,10 +257,12 @@ class Worker {
     return at;
   }
 
-  // --- clean-up ------------------------------------------------------------------------------------------------
+  // --- clean-up
+  // ------------------------------------------------------------------------------------------------
 
   void clean_up(Milliseconds now) {
-    const bool idle = std::all_of(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->idle(); });
+    const bool idle =
+        std::all_of(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->idle(); });
     if (worked_ && !idle) clean_up_at_ = std::min(clean_up_at_, cleaned_up_at_ + kCleanUpBusy);
     if (worked_ && idle && now - cleaned_up_at_ >= kCleanUpIdle) clean_up_at_ = now;
     if (idle) worked_ = false;
@@ -269,7 +280,8 @@ class Worker {
     if (!error && !installed) look_at_ = now;
   }
 
-  // --- state ---------------------------------------------------------------------------------------------------
+  // --- state
+  // ---------------------------------------------------------------------------------------------------
 
   void failed(const char *what, const pg::StepError &error, Milliseconds now) {
     if (failures_ == 0 && !ShutdownRequestPending) {

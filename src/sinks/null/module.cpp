@@ -1,11 +1,12 @@
-// The test sink: delivers to nowhere, or to a file, and misbehaves on command. In test builds only; a test registers
-// the kind with outbox_register_kind('null', 'retrysafe_null', …).
+// The test sink: delivers to nowhere, or to a file, and misbehaves on command. In test builds only; a test
+// registers the kind with outbox_register_kind('null', 'retrysafe_null', …).
 //
 // Options:
 //   file        each attempt appends a line: time, id, event key, attempt, outcome
 //   delay_ms    how long an attempt takes
 //   parallel    attempts at a time, default 16
-//   control     a file with one word, read anew before each attempt: what becomes of it. ok (also when there is no
+//   control     a file with one word, read anew before each attempt: what becomes of it. ok (also when there
+//   is no
 //               such file), retry, final, unreachable, hang (no outcome until the word changes)
 //   refuse      event keys that begin with this are refused for good
 #include <sys/timerfd.h>
@@ -44,7 +45,8 @@ class NullSink {
   bool submit(const retrysafe_event &event) {
     if (attempts_.size() >= parallel_) return false;
     attempts_.push_back({event.tag, std::string(retrysafe::sink::view(event.id)),
-                         std::string(retrysafe::sink::view(event.event_key)), event.attempt, Clock::now() + delay_});
+                         std::string(retrysafe::sink::view(event.event_key)), event.attempt,
+                         Clock::now() + delay_});
     return true;
   }
 
@@ -99,7 +101,8 @@ class NullSink {
     if (file_.empty()) return;
     std::FILE *file = std::fopen(file_.c_str(), "a");
     if (!file) return;
-    const auto now = std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch());
+    const auto now =
+        std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch());
     std::fprintf(file, "%lld %s %s %d %d %d\n", static_cast<long long>(now.count()), attempt.id.c_str(),
                  attempt.key.c_str(), attempt.number, static_cast<int>(status), static_cast<int>(getpid()));
     std::fclose(file);
