@@ -58,8 +58,8 @@ def test_a5_two_events_of_one_request(shop):
         connection = shop.connect(autocommit=False)
         if begin(connection, "demo-001")[0] == "new":
             order = insert_order(connection, "demo-001")
-            run(connection, """SELECT outbox_emit('demo-001', 'order-' || %s, 'order.paid', '{}'),
-                                      outbox_emit('demo-001', 'audit-' || %s, 'audit.order_paid', '{}')""", order, order)
+            for event_key, event_type in ((f"order-{order}", "order.paid"), (f"audit-{order}", "audit.order_paid")):
+                run(connection, "SELECT outbox_emit('demo-001', %s, %s, '{}')", event_key, event_type)
             complete(connection, "demo-001", order)
         connection.commit()
 

@@ -454,7 +454,8 @@ def test_cursor_used_in_a_savepoint_that_is_rolled_back(shop):
 def test_cursor_that_fails_in_a_savepoint_keeps_earlier_claims(shop):
     first = shop.connect(autocommit=False)
     run(first, """DECLARE c CURSOR FOR
-                  SELECT (SELECT outcome FROM idem_begin('k' || i, 'a')), 1 / (i - 2) FROM generate_series(1, 3) AS i""")
+                  SELECT (SELECT outcome FROM idem_begin('k' || i, 'a')), 1 / (i - 2)
+                    FROM generate_series(1, 3) AS i""")
     assert run(first, "FETCH c") == [("new", -1)]
     run(first, "SAVEPOINT s")
     assert error_of(run, first, "FETCH c") == "22012"
