@@ -28,7 +28,8 @@ namespace {
 // Those of an ordering key wait for their turn; which one is first is settled afterwards.
 constinit pg::Statement revive{
     CHOSEN
-    "changed AS (UPDATE @.outbox_parked p SET attempts = 0, settled_at = NULL,"
+    "changed AS (UPDATE @.outbox_parked p SET attempts = 0, given_back = p.given_back + p.attempts + 1,"
+    " settled_at = NULL,"
     " state = CASE WHEN p.ordering_key IS NULL THEN 'retry' ELSE 'blocked' END,"
     " retry_at = CASE WHEN p.ordering_key IS NULL THEN clock_timestamp() END" OF_CHOSEN,
     {INT4OID, TEXTOID, TEXTOID, UUIDOID, TEXTOID, INT8OID}};
@@ -46,7 +47,7 @@ constinit pg::Statement lock_shards{
 
 // A revived event may have come before the one of its key that waits for its next attempt.
 constinit pg::Statement hold_back{
-    "UPDATE @.outbox_parked SET state = 'blocked', retry_at = NULL"
+    "UPDATE @.outbox_parked SET state = 'blocked'"
     " WHERE destination = $1 AND shard = $2 AND ordering_key = $3 AND state = 'retry'",
     {INT4OID, INT4OID, TEXTOID}};
 
