@@ -445,7 +445,9 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_ack) {
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_nack) {
   check_transaction("outbox_nack()");
   const BatchHandle handle = handle_argument(fcinfo, 0);
-  if (PG_ARGISNULL(1)) pg::raise(kEventNotInBatch, nullptr, "the id of the event must not be null");
+  if (PG_ARGISNULL(1))
+    pg::raise(kEventNotInBatch, "Pass the event_id that outbox_fetch returned.",
+              "the id of the event must not be null");
   const pg_uuid_t *event_id = PG_GETARG_UUID_P(1);
   char *reason = PG_ARGISNULL(2) ? nullptr : text_to_cstring(PG_GETARG_TEXT_PP(2));
   if (reason) reason[pg_mbcliplen(reason, static_cast<int>(strlen(reason)), kMaxReason)] = '\0';
