@@ -40,6 +40,7 @@ void Dispatcher::begin(std::span<Item> batch) {
     uint32_t number;
     uint32_t last = kNone;
     bool serial;  // the next event waits for the last one
+    bool held = false;
   };
   std::unordered_map<std::string_view, Key> keys;
   for (uint32_t i = 0; i < batch.size(); ++i) {
@@ -49,7 +50,7 @@ void Dispatcher::begin(std::span<Item> batch) {
     slot.convict = is_convict(id(i));
     if (!event.ordering_key.data) {
       if (batch[i].held)
-        outcomes_[i].status = Status::kBlocked, slot.state = State::kSettled;
+        block(i);
       else
         make_ready(i);
       continue;
@@ -59,10 +60,10 @@ void Dispatcher::begin(std::span<Item> batch) {
     if (inserted) failed_keys_.push_back(false);
     Key &key = entry->second;
     slot.key = key.number;
-    if (batch[i].held) failed_keys_[key.number] = true;
-    if (failed_keys_[key.number]) {
-      outcomes_[i].status = Status::kBlocked;
-      slot.state = State::kSettled;
+    // What is before it in the batch, itself parked before, may go.
+    key.held = key.held || batch[i].held;
+    if (key.held) {
+      block(i);
       continue;
     }
     if (key.serial && key.last != kNone)
@@ -88,6 +89,11 @@ void Dispatcher::step() {
   if (done() && !finished_) finish();
 }
 
+void Dispatcher::block(uint32_t index) {
+  outcomes_[index].status = Status::kBlocked;
+  slots_[index].state = State::kSettled;
+}
+
 void Dispatcher::make_ready(uint32_t index) {
   slots_[index].state = State::kReady;
   if (slots_[index].convict)
@@ -109,10 +115,7 @@ uint32_t Dispatcher::next_to_submit() {
     const uint32_t index = ready_.top();
     if (slots_[index].state == State::kReady && !key_failed(index)) return index;
     // It went as a witness, or (where the sink keeps order) an event before it failed.
-    if (slots_[index].state == State::kReady) {
-      outcomes_[index].status = Status::kBlocked;
-      slots_[index].state = State::kSettled;
-    }
+    if (slots_[index].state == State::kReady) block(index);
     ready_.pop();
   }
   return in_flight_ == 0 && !ready_convicts_.empty() ? ready_convicts_.front() : kNone;
@@ -160,7 +163,7 @@ void Dispatcher::settle_delivered(uint32_t index) {
   if (singles_left_ > 0) --singles_left_;
   acquit(index);
   if (index == witness_) pass_judgement();
-  if (slots_[index].next != kNone) make_ready(slots_[index].next);
+  release_follower(index);
 }
 
 void Dispatcher::settle_failed(uint32_t index, Status status) {
@@ -169,8 +172,12 @@ void Dispatcher::settle_failed(uint32_t index, Status status) {
   answered_ = true;
   if (singles_left_ > 0) --singles_left_;
   if (status == Status::kFailedFinal) acquit(index);
-  if (slots_[index].key != kNone) failed_keys_[slots_[index].key] = true;
-  block_followers(index);
+  if (key_goes_on(status)) {
+    release_follower(index);
+  } else {
+    if (slots_[index].key != kNone) failed_keys_[slots_[index].key] = true;
+    block_followers(index);
+  }
   // A witness that failed proves nothing about the event that is accused.
   if (index == witness_) give_up(accused_);
 }
@@ -224,11 +231,18 @@ void Dispatcher::finish() {
   first_id_ = first_id;
 }
 
+bool Dispatcher::key_goes_on(Status status) const {
+  if (status == Status::kDelivered) return true;
+  // A sink that keeps order has refused what was behind the dead letter as well.
+  return status == Status::kFailedFinal && dead_letters_ == DeadLetters::kStepOver && !sink_.keeps_order();
+}
+
+void Dispatcher::release_follower(uint32_t index) {
+  if (slots_[index].next != kNone) make_ready(slots_[index].next);
+}
+
 void Dispatcher::block_followers(uint32_t index) {
-  for (uint32_t next = slots_[index].next; next != kNone; next = slots_[next].next) {
-    outcomes_[next].status = Status::kBlocked;
-    slots_[next].state = State::kSettled;
-  }
+  for (uint32_t next = slots_[index].next; next != kNone; next = slots_[next].next) block(next);
 }
 
 bool Dispatcher::key_failed(uint32_t index) const {
@@ -273,7 +287,7 @@ std::span<const Dispatcher::Outcome> Dispatcher::outcomes() {
     const bool behind_failure = failed[slots_[i].key];
     Status &status = outcomes_[i].status;
     if (behind_failure && status != Status::kDelivered) status = Status::kBlocked;
-    if (status != Status::kDelivered && status != Status::kNotTried) failed[slots_[i].key] = true;
+    if (status != Status::kNotTried && !key_goes_on(status)) failed[slots_[i].key] = true;
   }
   return outcomes_;
 }

@@ -4,20 +4,19 @@
 // relay) calls begin(), then step() whenever the sink's descriptor is readable or timeout_ms() has passed,
 // until done(). What it keeps to:
 //
-//   * At most one event of an ordering key is in flight, unless the sink itself keeps order. After the
-//   failure of
-//     an event no later one of its key is sent: those are kBlocked.
-//   * `unreachable` ends the batch: nothing more is submitted, what is in flight is waited for, the rest is
-//     kNotTried.
-//   * The batch after such a failure begins with a single event, so that a destination that is down gets one
-//     request per attempt and not a burst.
-//   * An event that breaks the destination for all (its receiver crashes, the connection is reset) must not
-//   stop
-//     the others for ever, and an outage must not count against the event that happens to stand first. So:
-//     when one and the same event stood first in line at kPatience such failures in a row, and fails so once
-//     more on its own, another event is sent as a witness. If the witness is delivered the first event is the
-//     culprit: it is counted as failed, which burns one of its attempts, and the others go on. From then on
-//     it is sent last in its batches and alone. Without a witness nobody is blamed.
+// - At most one event of an ordering key is in flight, unless the sink itself keeps order. After an
+//   event has failed no later one of its key is sent: those are kBlocked. Only where a dead letter holds back
+//   nothing (DeadLetters::kStepOver) does its key go on after a failure for good.
+// - `unreachable` ends the batch: nothing more is submitted, what is in flight is waited for, the rest is
+//   kNotTried.
+// - The batch after such a failure begins with a single event, so that a destination that is down gets one
+//   request per attempt and not a burst.
+// - An event that breaks the destination for all (its receiver crashes, the connection is reset) must
+//   not stop the others for ever, and an outage must not count against the event that happens to stand first.
+//   So: when one and the same event stood first in line at kPatience such failures in a row, and fails so
+//   once more on its own, another event is sent as a witness. If the witness is delivered the first event is
+//   the culprit: it is counted as failed, which burns one of its attempts, and the others go on. From then on
+//   it is sent last in its batches and alone. Without a witness nobody is blamed.
 //
 // How outcomes map to outbox::Status: kBlocked and kNotTried both become kNotTried. The engine parks an event
 // that was not tried and whose ordering key has an earlier failure in the batch (or an earlier parked event:
@@ -68,10 +67,13 @@ class Dispatcher {
     bool held = false;      // not to be sent: an earlier event of its key is parked
   };
 
+  enum class DeadLetters : uint8_t { kBlock, kStepOver };
+
   // Failures in a row with one event first in line, before that event is suspected.
   static constexpr int kPatience = 3;
 
-  explicit Dispatcher(SinkPort &sink) : sink_(sink) {}
+  explicit Dispatcher(SinkPort &sink, DeadLetters dead_letters = DeadLetters::kBlock)
+      : sink_(sink), dead_letters_(dead_letters) {}
 
   // The items, and all that they point to, stay until done(), or until the sink was closed.
   void begin(std::span<Item> batch);
@@ -104,6 +106,7 @@ class Dispatcher {
     uint32_t next = kNone;  // the event of the same key that waits for this one
   };
 
+  void block(uint32_t index);
   void make_ready(uint32_t index);
   bool may_submit() const;
   uint32_t next_to_submit();
@@ -115,6 +118,8 @@ class Dispatcher {
   void pass_judgement();
   void give_up(uint32_t index);
   void finish();
+  bool key_goes_on(Status status) const;
+  void release_follower(uint32_t index);
   void block_followers(uint32_t index);
   bool key_failed(uint32_t index) const;
   uint32_t first_in_line() const;
@@ -124,6 +129,7 @@ class Dispatcher {
   void acquit(uint32_t index);
 
   SinkPort &sink_;
+  const DeadLetters dead_letters_;
 
   // The batch.
   std::span<Item> items_;

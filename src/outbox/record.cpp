@@ -67,6 +67,7 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
   const int32 shard = batch.claim.shard;
   KeySet touched(batch.event_count);  // needs a look at who is first in line now
   KeySet held(batch.event_count);     // later events of these keys wait
+  KeySet failed(batch.event_count);   // the publisher may not have gone on with these
   Tally tally;
   tally.position = batch.to;
   tally.parked = batch.already_parked;
@@ -75,7 +76,7 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
     const Event &event = batch.events[i];
     const Outcome &outcome = outcomes ? outcomes[i] : kAllDelivered;
     const bool final = outcome.status == Status::kFailedFinal;
-    const bool failed = final || outcome.status == Status::kFailedRetry;
+    const bool has_failed = final || outcome.status == Status::kFailedRetry;
     const FailedAttempt attempt{final, std::max(outcome.retry_after_us, backoff_of(d, event)),
                                 outcome.reason};
 
@@ -84,7 +85,7 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
         settle_delivered(d.destination, shard, event.id);
         touched.add(event.ordering_key);
         ++tally.delivered;
-      } else if (failed && !held.has(event.ordering_key)) {
+      } else if (has_failed && !held.has(event.ordering_key)) {
         if (fail_again(d, shard, event, attempt)) held.add(event.ordering_key);
         touched.add(event.ordering_key);
       }
@@ -93,12 +94,14 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
 
     if (!event.held && outcome.status == Status::kDelivered) {
       ++tally.delivered;
-    } else if (event.held || held.has(event.ordering_key)) {
+    } else if (event.held || held.has(event.ordering_key) ||
+               (!has_failed && failed.has(event.ordering_key))) {
       park_blocked(d.destination, shard, event);
       touched.add(event.ordering_key);
       ++tally.parked;
-    } else if (failed) {
+    } else if (has_failed) {
       if (park_failed(d, shard, event, attempt)) held.add(event.ordering_key);
+      failed.add(event.ordering_key);
       touched.add(event.ordering_key);
       ++tally.parked;
     } else {

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 
@@ -92,19 +93,19 @@ class DispatcherTest : public ::testing::Test {
     }
     sink.sent.clear();
     sink.most_in_flight = 0;
-    dispatcher.begin(items);
-    dispatcher.step();
+    dispatcher->begin(items);
+    dispatcher->step();
   }
 
   std::map<std::string, Status> outcomes() {
     std::map<std::string, Status> result;
-    const auto list = dispatcher.outcomes();
+    const auto list = dispatcher->outcomes();
     for (size_t i = 0; i < list.size(); ++i) result[batch[i].id] = list[i].status;
     return result;
   }
 
   FakeSink sink;
-  Dispatcher dispatcher{sink};
+  std::optional<Dispatcher> dispatcher{std::in_place, sink};
   std::vector<Event> batch;
   std::vector<Dispatcher::Item> items;
 };
@@ -121,20 +122,20 @@ TEST_F(DispatcherTest, SendsInParallelAndOnePerKey) {
   begin({{"a1", "a"}, {"a2", "a"}, {"x", ""}, {"b1", "b"}, {"y", ""}});
   EXPECT_EQ(sink.sent, (Ids{"a1", "x", "b1", "y"}));
   EXPECT_EQ(sink.flushes, 1);
-  EXPECT_FALSE(dispatcher.done());
+  EXPECT_FALSE(dispatcher->done());
   sink.answer("a1", kDelivered);
-  dispatcher.step();
+  dispatcher->step();
   EXPECT_EQ(sink.sent.back(), "a2");
   for (const char *id : {"x", "b1", "y", "a2"}) sink.answer(id, kDelivered);
-  dispatcher.step();
-  EXPECT_TRUE(dispatcher.done());
+  dispatcher->step();
+  EXPECT_TRUE(dispatcher->done());
   for (const auto &[id, status] : outcomes()) EXPECT_EQ(status, Status::kDelivered) << id;
 }
 
 TEST_F(DispatcherTest, AnEmptyBatchIsDone) {
   begin({});
-  EXPECT_TRUE(dispatcher.done());
-  EXPECT_FALSE(dispatcher.unreachable());
+  EXPECT_TRUE(dispatcher->done());
+  EXPECT_FALSE(dispatcher->unreachable());
 }
 
 TEST_F(DispatcherTest, AFullSinkIsOfferedTheEventAgain) {
@@ -142,14 +143,14 @@ TEST_F(DispatcherTest, AFullSinkIsOfferedTheEventAgain) {
   begin({{"a", ""}, {"b", ""}, {"c", ""}});
   EXPECT_EQ(sink.sent, (Ids{"a", "b"}));
   sink.answer("b", kDelivered);
-  dispatcher.step();
+  dispatcher->step();
   EXPECT_EQ(sink.sent, (Ids{"a", "b", "c"}));
 }
 
 TEST_F(DispatcherTest, AFailureBlocksTheRestOfItsKeyOnly) {
   sink.rule = [](const std::string &id) { return id == "a1" ? kRetry : id == "b2" ? kFinal : kDelivered; };
   begin({{"a1", "a"}, {"b1", "b"}, {"a2", "a"}, {"b2", "b"}, {"x", ""}, {"a3", "a"}, {"b3", "b"}});
-  EXPECT_TRUE(dispatcher.done());
+  EXPECT_TRUE(dispatcher->done());
   EXPECT_EQ(outcomes(), (std::map<std::string, Status>{{"a1", Status::kFailedRetry},
                                                        {"a2", Status::kBlocked},
                                                        {"a3", Status::kBlocked},
@@ -157,7 +158,7 @@ TEST_F(DispatcherTest, AFailureBlocksTheRestOfItsKeyOnly) {
                                                        {"b2", Status::kFailedFinal},
                                                        {"b3", Status::kBlocked},
                                                        {"x", Status::kDelivered}}));
-  EXPECT_EQ(dispatcher.outcomes()[0].reason, "reason 1");
+  EXPECT_EQ(dispatcher->outcomes()[0].reason, "reason 1");
 }
 
 TEST_F(DispatcherTest, HeldEventsAreNotSentNorThoseBehindThem) {
@@ -168,23 +169,54 @@ TEST_F(DispatcherTest, HeldEventsAreNotSentNorThoseBehindThem) {
   EXPECT_EQ(outcomes()["x"], Status::kBlocked);
 }
 
+// Parked events come first in a batch; the log's events behind them are held.
+TEST_F(DispatcherTest, ParkedEventsOfAHeldKeyAreSent) {
+  sink.rule = [](const std::string &) { return kDelivered; };
+  begin({{"a1", "a"}, {"a2", "a"}, {"b1", "b"}, {"a3", "a", true}, {"a4", "a"}});
+  EXPECT_EQ(std::set<std::string>(sink.sent.begin(), sink.sent.end()),
+            (std::set<std::string>{"a1", "a2", "b1"}));
+  EXPECT_EQ(outcomes()["a2"], Status::kDelivered);
+  EXPECT_EQ(outcomes()["a3"], Status::kBlocked);
+  EXPECT_EQ(outcomes()["a4"], Status::kBlocked);
+}
+
+TEST_F(DispatcherTest, AKeyGoesOnAfterADeadLetterThatHoldsBackNothing) {
+  const auto rule = [](const std::string &id) {
+    return id == "a1" ? kFinal : id == "a3" ? kRetry : kDelivered;
+  };
+  const std::map<std::string, Status> expected{{"a1", Status::kFailedFinal},
+                                               {"a2", Status::kDelivered},
+                                               {"a3", Status::kFailedRetry},
+                                               {"a4", Status::kBlocked}};
+  dispatcher.emplace(sink, Dispatcher::DeadLetters::kStepOver);
+  sink.rule = rule;
+  begin({{"a1", "a"}, {"a2", "a"}, {"a3", "a"}, {"a4", "a"}});
+  EXPECT_EQ(outcomes(), expected);
+
+  // Not where the sink keeps order: it has refused the followers already.
+  sink.ordered = true;
+  sink.rule = [](const std::string &id) { return id == "a1" ? kFinal : kRetry; };
+  begin({{"a1", "a"}, {"a2", "a"}});
+  EXPECT_EQ(outcomes()["a2"], Status::kBlocked);
+}
+
 TEST_F(DispatcherTest, UnreachableStopsSubmittingAndDrains) {
   sink.capacity = 2;
   begin({{"a", ""}, {"b", ""}, {"c", ""}});
   sink.retry_after = 5000;
   sink.answer("a", kUnreachable);
-  dispatcher.step();
-  EXPECT_FALSE(dispatcher.done());
-  EXPECT_TRUE(dispatcher.unreachable());
+  dispatcher->step();
+  EXPECT_FALSE(dispatcher->done());
+  EXPECT_TRUE(dispatcher->unreachable());
   sink.retry_after = 7000;
   sink.answer("b", kDelivered);
-  dispatcher.step();
-  EXPECT_TRUE(dispatcher.done());
+  dispatcher->step();
+  EXPECT_TRUE(dispatcher->done());
   EXPECT_EQ(sink.sent, (Ids{"a", "b"}));
   EXPECT_EQ(outcomes(), (std::map<std::string, Status>{
                             {"a", Status::kNotTried}, {"b", Status::kDelivered}, {"c", Status::kNotTried}}));
-  EXPECT_EQ(dispatcher.unreachable_retry_after_ms(), 5000);
-  EXPECT_EQ(dispatcher.unreachable_reason(), "reason 3");
+  EXPECT_EQ(dispatcher->unreachable_retry_after_ms(), 5000);
+  EXPECT_EQ(dispatcher->unreachable_reason(), "reason 3");
 }
 
 TEST_F(DispatcherTest, TheLongestWishForRestCounts) {
@@ -193,8 +225,8 @@ TEST_F(DispatcherTest, TheLongestWishForRestCounts) {
   sink.answer("a", kUnreachable);
   sink.retry_after = 9000;
   sink.answer("b", kUnreachable);
-  dispatcher.step();
-  EXPECT_EQ(dispatcher.unreachable_retry_after_ms(), 9000);
+  dispatcher->step();
+  EXPECT_EQ(dispatcher->unreachable_retry_after_ms(), 9000);
 }
 
 TEST_F(DispatcherTest, AfterAFailureOneEventProbesFirst) {
@@ -217,8 +249,8 @@ TEST_F(DispatcherTest, AnOutageIsNeverCountedAgainstAnEvent) {
   size_t requests = 0;
   for (int attempt = 0; attempt < 100; ++attempt) {
     begin({{"a1", "a"}, {"a2", "a"}, {"b", "b"}, {"c", ""}});
-    ASSERT_TRUE(dispatcher.done());
-    ASSERT_TRUE(dispatcher.unreachable());
+    ASSERT_TRUE(dispatcher->done());
+    ASSERT_TRUE(dispatcher->unreachable());
     for (const auto &[id, status] : outcomes()) ASSERT_EQ(status, Status::kNotTried) << id;
     requests += sink.sent.size();
   }
@@ -235,28 +267,28 @@ TEST_F(DispatcherTest, TheEventThatBreaksTheDestinationIsFoundAndTheOthersGoOn) 
   };
   for (int attempt = 1; attempt <= Dispatcher::kPatience; ++attempt) {
     begin(events);
-    ASSERT_TRUE(dispatcher.unreachable());
+    ASSERT_TRUE(dispatcher->unreachable());
     ASSERT_EQ(outcomes()["p"], Status::kNotTried);
   }
   begin(events);
-  EXPECT_FALSE(dispatcher.unreachable());
+  EXPECT_FALSE(dispatcher->unreachable());
   EXPECT_EQ(outcomes(), (std::map<std::string, Status>{{"p", Status::kFailedRetry},
                                                        {"p2", Status::kBlocked},
                                                        {"b", Status::kDelivered},
                                                        {"c", Status::kDelivered},
                                                        {"d", Status::kDelivered}}));
-  EXPECT_EQ(dispatcher.outcomes()[0].reason, "reason 3");
+  EXPECT_EQ(dispatcher->outcomes()[0].reason, "reason 3");
 
   // Its next try comes last and alone, and counts at once.
   begin({{"p", "p"}, {"p2", "p", false}, {"e", ""}, {"f", ""}});
   EXPECT_EQ(sink.sent, (Ids{"e", "f", "p"}));
-  EXPECT_FALSE(dispatcher.unreachable());
+  EXPECT_FALSE(dispatcher->unreachable());
   EXPECT_EQ(outcomes()["p"], Status::kFailedRetry);
   EXPECT_EQ(outcomes()["p2"], Status::kBlocked);
 
   // Alone in its batch it says nothing that an outage would not say.
   begin({{"p", "p"}});
-  EXPECT_TRUE(dispatcher.unreachable());
+  EXPECT_TRUE(dispatcher->unreachable());
   EXPECT_EQ(outcomes()["p"], Status::kNotTried);
 
   // Delivered after all: forgotten.
@@ -279,10 +311,10 @@ TEST_F(DispatcherTest, AnInnocentFirstEventIsNotBlamed) {
   std::map<std::string, Status> seen;
   for (int attempt = 0; attempt < 20 && !pending.empty(); ++attempt) {
     begin(pending);
-    ASSERT_TRUE(dispatcher.done());
+    ASSERT_TRUE(dispatcher->done());
     // As the engine does it: the prefix up to the first event that was not tried is gone.
     size_t kept = 0;
-    const auto list = dispatcher.outcomes();
+    const auto list = dispatcher->outcomes();
     for (; kept < list.size() && list[kept].status != Status::kNotTried; ++kept)
       seen[pending[kept].id] = list[kept].status;
     pending.erase(pending.begin(), pending.begin() + static_cast<long>(kept));
@@ -301,7 +333,7 @@ TEST_F(DispatcherTest, ABadWitnessProvesNothingAndTheNextIsAnotherOne) {
   for (int attempt = 1; attempt <= Dispatcher::kPatience; ++attempt) begin(events);
   begin(events);
   EXPECT_EQ(sink.sent, (Ids{"p", "q"}));
-  EXPECT_TRUE(dispatcher.unreachable());
+  EXPECT_TRUE(dispatcher->unreachable());
   EXPECT_EQ(outcomes()["p"], Status::kNotTried);
   begin(events);
   EXPECT_EQ(outcomes()["p"], Status::kFailedRetry);
@@ -313,7 +345,7 @@ TEST_F(DispatcherTest, NoWitnessOfTheSameKey) {
   for (int attempt = 0; attempt < 10; ++attempt) {
     begin({{"a1", "a"}, {"a2", "a"}});
     EXPECT_EQ(sink.sent, (Ids{"a1"}));
-    EXPECT_TRUE(dispatcher.unreachable());
+    EXPECT_TRUE(dispatcher->unreachable());
   }
 }
 
@@ -321,7 +353,7 @@ TEST_F(DispatcherTest, AWitnessThatFailsItselfKeepsItsOutcome) {
   sink.rule = [](const std::string &id) { return id == "p" ? kUnreachable : kRetry; };
   for (int attempt = 0; attempt <= Dispatcher::kPatience; ++attempt)
     begin({{"p", ""}, {"q", "q"}, {"r", ""}});
-  EXPECT_TRUE(dispatcher.unreachable());
+  EXPECT_TRUE(dispatcher->unreachable());
   EXPECT_EQ(outcomes(),
             (std::map<std::string, Status>{
                 {"p", Status::kNotTried}, {"q", Status::kFailedRetry}, {"r", Status::kNotTried}}));
@@ -341,7 +373,7 @@ TEST_F(DispatcherTest, ThoseThatWereInFlightGoSinglyAndEachNeedsItsOwnHistory) {
     begin(events);
     EXPECT_EQ(sink.sent, (Ids{"a", "b", "c", "z"})) << "no witness yet: `a` stood first before";
     EXPECT_EQ(sink.most_in_flight, 1u);
-    EXPECT_TRUE(dispatcher.unreachable());
+    EXPECT_TRUE(dispatcher->unreachable());
   }
   begin(events);
   EXPECT_EQ(sink.sent, (Ids{"a", "b", "c", "z", "d"}));
@@ -370,7 +402,7 @@ TEST_F(DispatcherTest, ABatchThatSaysNothingChangesNothing) {
   sink.rule = [](const std::string &) { return kUnreachable; };
   begin({{"a", ""}, {"b", ""}});
   begin({{"h", "h", true}});
-  EXPECT_FALSE(dispatcher.unreachable());
+  EXPECT_FALSE(dispatcher->unreachable());
   begin({{"a", ""}, {"b", ""}});
   EXPECT_EQ(sink.sent, (Ids{"a"}));
 }
@@ -392,11 +424,11 @@ TEST_F(DispatcherTest, TheCulpritKeepsItsPlaceInItsKeyWhereTheSinkKeepsOrder) {
 TEST_F(DispatcherTest, StopDrainsAndLeavesTheRest) {
   sink.capacity = 1;
   begin({{"a", ""}, {"b", ""}});
-  dispatcher.stop();
-  EXPECT_FALSE(dispatcher.done());
+  dispatcher->stop();
+  EXPECT_FALSE(dispatcher->done());
   sink.answer("a", kDelivered);
-  dispatcher.step();
-  EXPECT_TRUE(dispatcher.done());
+  dispatcher->step();
+  EXPECT_TRUE(dispatcher->done());
   EXPECT_EQ(outcomes(), (std::map<std::string, Status>{{"a", Status::kDelivered}, {"b", Status::kNotTried}}));
 }
 
@@ -407,8 +439,8 @@ TEST_F(DispatcherTest, OutcomesOfAnAbandonedBatchAreIgnored) {
   begin({{"b", ""}});
   sink.answer(old_tag, kDelivered);
   sink.answer(uint64_t{77}, kDelivered);
-  dispatcher.step();
-  EXPECT_FALSE(dispatcher.done());
+  dispatcher->step();
+  EXPECT_FALSE(dispatcher->done());
   EXPECT_EQ(outcomes()["b"], Status::kNotTried);
 }
 
@@ -417,9 +449,9 @@ TEST_F(DispatcherTest, OneAnswerPerEvent) {
   const uint64_t tag = sink.in_flight[0].second;
   sink.answer("a", kDelivered);
   sink.answer(tag, kUnreachable);
-  dispatcher.step();
-  EXPECT_EQ(dispatcher.in_flight(), 1u);
-  EXPECT_FALSE(dispatcher.unreachable());
+  dispatcher->step();
+  EXPECT_EQ(dispatcher->in_flight(), 1u);
+  EXPECT_FALSE(dispatcher->unreachable());
 }
 
 TEST_F(DispatcherTest, ASinkThatKeepsOrderGetsTheWholeKey) {
@@ -429,8 +461,8 @@ TEST_F(DispatcherTest, ASinkThatKeepsOrderGetsTheWholeKey) {
   sink.answer("a3", kRetry);
   sink.answer("a2", kRetry);
   sink.answer("a1", kDelivered);
-  dispatcher.step();
-  EXPECT_TRUE(dispatcher.done());
+  dispatcher->step();
+  EXPECT_TRUE(dispatcher->done());
   EXPECT_EQ(outcomes(),
             (std::map<std::string, Status>{
                 {"a1", Status::kDelivered}, {"a2", Status::kFailedRetry}, {"a3", Status::kBlocked}}));
@@ -441,14 +473,14 @@ TEST_F(DispatcherTest, ASinkThatKeepsOrderGetsNothingBehindAFailure) {
   sink.capacity = 1;
   begin({{"a1", "a"}, {"a2", "a"}, {"b", "b"}});
   sink.answer("a1", kRetry);
-  dispatcher.step();
+  dispatcher->step();
   EXPECT_EQ(sink.sent, (Ids{"a1", "b"}));
 }
 
 TEST_F(DispatcherTest, PassesOnTheTimeoutOfTheSink) {
   sink.timeout = 250;
   begin({{"a", ""}});
-  EXPECT_EQ(dispatcher.timeout_ms(), 250);
+  EXPECT_EQ(dispatcher->timeout_ms(), 250);
 }
 
 // Whatever the answers and their order: every key keeps its order, nothing is sent twice, and every batch
