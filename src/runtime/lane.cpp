@@ -232,7 +232,8 @@ void Lane::read(Milliseconds now) {
     event.data.ptr = this;
     (void)epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, sink_->wait_fd(), &event);
     pg::call([] { ReserveExternalFD(); });
-    dispatcher_.emplace(*sink_);
+    dispatcher_.emplace(*sink_, destination_->block_when_exhausted ? Dispatcher::DeadLetters::kBlock
+                                                                  : Dispatcher::DeadLetters::kStepOver);
   }
   batch_ = batch;
   items_.resize(static_cast<size_t>(batch->event_count));
