@@ -376,10 +376,14 @@ def test_point_in_time_recovery_is_suspended_until_consent(db, copy_of):
 
 def test_a_promoted_standby_publishes_unless_told_otherwise(server, db, copy_of):
     db.sql("SELECT outbox_create_destination('d', 'pull')")
+    emit(db, "a")
+    drain(db)
     standby = copy_of("standby.signal", primary_conninfo=server.dsn().replace("'", ""))
     copy = Database(standby, db.name)
     assert reason(copy) is None
     refused(copy, "25006", "SELECT outbox_consent('fork')")
+    assert copy.sql("SELECT name, backlog FROM outbox_status") == [("d", 0)]
+    assert copy.sql("SELECT event_key, sent_at IS NOT NULL FROM outbox_events") == [("a", True)]
     standby.pg_ctl("promote")
     assert reason(copy) is None
     copy.sql("ALTER SYSTEM SET retrysafe.on_timeline_change = 'suspend'")
