@@ -287,7 +287,8 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &
   if (cursor.window_no > handle.window_no || (same_window && cursor.position >= handle.to)) return;
   OpenWindow open;
   if ((same_window && cursor.position < handle.from) ||
-      !load_open_window(handle.destination, handle.shard, handle.window_no, &open))
+      !load_open_window(handle.destination, handle.shard, handle.window_no, &open) ||
+      handle.to > open.window.now->ceiling)
     pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.",
               "invalid batch");
   open.position = handle.from;

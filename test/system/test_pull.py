@@ -269,6 +269,7 @@ def test_a_batch_of_a_window_that_was_never_handed_out(db):
     client.fetch()
     destination, shard, token, window, start, to, check = client.batch.split(".")
     refused(INVALID, client.ack, batch=f"{destination}.{shard}.{token}.77.{start}.{to}.{check}")
+    refused(INVALID, client.ack, batch=f"{destination}.{shard}.{token}.{window}.{start}.{int(to) + 1}.{check}")
     refused(STALE, client.ack, batch=f"{destination}.{shard}.{token}.{window}.{start}.{to}.1")
     refused(STALE, client.ack, batch=f"{destination}.{shard}.{int(token) + 1}.{window}.{start}.{to}.{check}")
     refused(STALE, client.ack, batch=f"99.{shard}.{token}.{window}.{start}.{to}.{check}")
