@@ -1,0 +1,387 @@
+"""What the documentation says is compared with what is there, and its examples are run."""
+import concurrent.futures
+import json
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from conftest import TOP, make_database, run
+
+# Members of the extension that are not for users: views and other functions call them.
+INTERNAL = {"outbox_recorded_at", "outbox_redacted_options", "outbox_options_of_kind", "outbox_list_workers",
+            "retrysafe_objects_of", "retrysafe_check_access", "retrysafe_holds"}
+# Settings of test builds only.
+TEST_SETTINGS = {"retrysafe.fault_points"}
+MANUAL = ["README.md", "README.zh-CN.md", *(f"docs/{path.name}" for path in sorted((TOP / "docs").glob("*.md")))]
+
+
+def text_of(name):
+    return (TOP / name).read_text()
+
+
+def section(text, title):
+    """The part of a page from the heading of that title to the next heading of its level or a higher one."""
+    start = re.search(rf"^(#+) {re.escape(title)}$", text, re.M)
+    assert start, f"there is no heading {title!r}"
+    end = re.compile(rf"^#{{1,{len(start[1])}}} ", re.M).search(text, start.end())
+    return text[start.end():end.start() if end else None]
+
+
+def headings(text, level):
+    return re.findall(rf"^{'#' * level} (\S+)$", text, re.M)
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
+
+
+def table(text):
+    """The rows of the first table, without its head; backquotes are taken off."""
+    lines = re.search(r"(?:^\|.*\n)+", text, re.M)[0].splitlines()[2:]
+    return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines]
+
+
+# --- reference.md -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return text_of("docs/reference.md")
+
+
+@pytest.fixture(scope="module")
+def catalog(server):
+    database = make_database(server)
+    yield database
+    admin = server.connect()
+    run(admin, f'DROP DATABASE "{database.name}" WITH (FORCE)')
+    admin.close()
+
+
+def members(database, catalog, column):
+    return database.sql(f"""
+        SELECT {column} FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'retrysafe'
+          JOIN {catalog} c ON c.oid = d.objid
+         WHERE d.deptype = 'e' AND d.classid = '{catalog}'::regclass AND d.refclassid = 'pg_extension'::regclass""")
+
+
+def signatures(database):
+    """Every function for users as the reference writes it: name(arguments) → result."""
+    rows = members(database, "pg_proc", "proname, pg_get_function_arguments(c.oid), pg_get_function_result(c.oid)")
+    for name, arguments, result in rows:
+        if name in INTERNAL:
+            continue
+        out = re.findall(r"OUT (\w+ \w+)", arguments)
+        arguments = re.sub(r",? ?OUT .*", "", arguments)
+        yield f"{name}({arguments}) → {'(' + ', '.join(out) + ')' if out else result}"
+
+
+def plain(signature):
+    """Without casts and long type names."""
+    signature = re.sub(r"::[a-z ]+(\[\])?", "", signature)
+    return signature.replace("timestamp with time zone", "timestamptz").replace("TABLE (", "TABLE(")
+
+
+def test_every_function_is_in_the_reference_as_it_is(catalog, reference):
+    written = set()
+    for block in blocks(reference, "text"):
+        for signature in re.split(r"\n(?=\S)", block.strip()):
+            signature = re.sub(r"\s+", " ", signature)
+            # Durations are written as people say them.
+            written.add(re.sub(r"(?<=interval DEFAULT )'([^']+)'",
+                               lambda m: f"'{catalog.value('SELECT %s::interval::text', m[1])}'", signature))
+    assert written == {plain(signature) for signature in signatures(catalog)}
+
+
+def test_every_function_has_a_heading(catalog, reference):
+    names = {name for name, in members(catalog, "pg_proc", "proname")} - INTERNAL
+    views = {name for name, in members(catalog, "pg_class", "relname")
+             if catalog.value("SELECT relkind FROM pg_class WHERE relname = %s", name) == "v"}
+    written = [title for title in headings(reference, 3) if "_" in title]
+    assert sorted(written) == sorted(names | views)
+
+
+def test_every_view_is_in_the_reference_with_its_columns(catalog, reference):
+    views = section(reference, "Views")
+    found = catalog.sql("""
+        SELECT c.relname, array_agg(a.attname::text ORDER BY a.attnum)
+          FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0
+          JOIN pg_depend d ON d.objid = c.oid AND d.deptype = 'e' AND d.classid = 'pg_class'::regclass
+         WHERE c.relkind = 'v' GROUP BY 1""")
+    assert set(headings(views, 3)) == {name for name, _ in found}
+    for name, columns in found:
+        assert [row[0] for row in table(section(views, name))] == columns, name
+
+
+def in_units(number, unit):
+    """As the server shows a setting: in the largest unit that divides it."""
+    sizes = {"s": [("d", 86400), ("h", 3600), ("min", 60), ("s", 1)],
+             "ms": [("h", 3600000), ("min", 60000), ("s", 1000), ("ms", 1)],
+             "B": [("MB", 1048576), ("kB", 1024), ("B", 1)], None: [("", 1)]}[unit]
+    number = int(number)
+    return next(f"{number // size}{name}" for name, size in sizes if number % size == 0) if number else "0"
+
+
+def test_every_setting_is_in_the_reference_as_it_is(catalog, reference):
+    connection = catalog.connect()
+    run(connection, "LOAD 'retrysafe'")
+    who = {"superuser": "superuser", "user": "everybody", "sighup": "reload"}
+    expected = {}
+    for name, context, vartype, boot, low, high, unit in run(connection, """
+            SELECT name, context, vartype, boot_val, min_val, max_val, unit FROM pg_settings WHERE name LIKE 'retrysafe.%'"""):
+        if name in TEST_SETTINGS:
+            continue
+        span = ""
+        if vartype == "integer":
+            boot, bounded = in_units(boot, unit), high != "2147483647"
+            span = f"{in_units(low, unit)} to {in_units(high, unit)}" if bounded else f"from {in_units(low, unit)}"
+        expected[name] = (boot or "empty", span, who[context])
+    written = {row[0]: tuple(row[2:]) for row in table(section(reference, "Settings"))}
+    assert written == expected
+
+
+def test_every_error_code_is_in_the_reference(reference):
+    codes = re.findall(r'ErrorCode k\w+\{"(\w+)"\}', text_of("src/core/error_codes.hpp"))
+    assert [row[0] for row in table(section(reference, "Error codes"))] == codes
+
+
+def test_the_accesses_are_what_they_are(catalog, reference):
+    for access, _, names in table(section(reference, "retrysafe_grant")):
+        found = {name for name, in catalog.sql(
+            "SELECT DISTINCT proname::text FROM retrysafe_objects_of(%s) o JOIN pg_proc p ON p.oid = o.object"
+            " WHERE o.kind = 'FUNCTION'", access)}
+        if access in ("write", "consume"):
+            assert set(names.split(", ")) == found
+
+
+@pytest.mark.parametrize("page", MANUAL)
+def test_no_page_names_what_is_not_there(catalog, page):
+    text = text_of(page)
+    codes = set(re.findall(r'"(RS\d{3})"', text_of("src/core/error_codes.hpp")))
+    assert set(re.findall(r"\bRS\d{3}\b", text)) <= codes
+    functions = {name for name, in members(catalog, "pg_proc", "proname::text")}
+    relations = {name for name, in members(catalog, "pg_class", "relname::text")}
+    connection = catalog.connect()
+    run(connection, "LOAD 'retrysafe'")
+    settings = {name.split(".")[1] for name, in run(connection, "SELECT name FROM pg_settings WHERE name LIKE 'retrysafe.%'")}
+    called = set(re.findall(r"\b((?:idem|inbox|outbox|retrysafe)_[a-z_]+)\(", text))
+    assert called <= functions
+    files = {"so", "control", "git"}
+    assert set(re.findall(r"\bretrysafe\.([a-z_]+)", text)) <= functions | relations | settings | files
+
+
+@pytest.mark.parametrize("page", MANUAL)
+def test_links_lead_somewhere(page):
+    def anchors(text):
+        titles = re.findall(r"^#+ (.+)$", text, re.M)
+        return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+    folder = (TOP / page).parent
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", text_of(page), flags=re.S)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (folder / path).resolve() if path else TOP / page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file.read_text()), target
+
+
+def test_guarantees_names_tests_that_exist():
+    text = text_of("docs/guarantees.md")
+    tests = "\n".join(path.read_text() for folder in ("system", "sinks") for path in (TOP / "test" / folder).glob("*.py"))
+    for name in set(re.findall(r"\btest_\w+\b(?!\.py)", text)):
+        assert f"def {name}(" in tests, name
+    for path in set(re.findall(r"`((?:test|sql)/[\w/]+\.\w+)`", text)):
+        assert (TOP / path).exists(), path
+
+
+# --- destinations.md --------------------------------------------------------------------------------------------
+
+
+def milliseconds(text):
+    number, unit = re.fullmatch(r"(\d+)([a-z]+)", text).groups()
+    return int(number) * {"ms": 1, "s": 1000, "min": 60000, "h": 3600000}[unit]
+
+
+def test_every_option_is_in_the_manual_as_it_is(catalog):
+    page = text_of("docs/destinations.md")
+    for kind, in catalog.sql("SELECT DISTINCT kind FROM outbox_kind_options"):
+        expected = {}
+        for option, kind_of_value, required, default, low, high, choices in catalog.sql(
+                'SELECT option, type, required, "default", min, max, choices FROM outbox_kind_options'
+                " WHERE kind = %s AND option IS NOT NULL", kind):
+            number = int if kind_of_value in ("integer", "duration") else str
+            span = choices.split("|") if choices else [low, high] if low is not None else None
+            default = "required" if required else None if default is None else number(default)
+            expected[option] = (kind_of_value, default, span)
+        written = {}
+        part = section(page, kind)
+        for option, kind_of_value, default, span, *_ in table(section(part, "Options")) if expected else []:
+            value = milliseconds if kind_of_value == "duration" else int
+            if kind_of_value in ("integer", "duration"):
+                span, default = [value(end) for end in span.split(" to ")], default and default if default == "required" else value(default)
+            elif kind_of_value == "enum":
+                span = span.split(", ")
+            written[option] = (kind_of_value, default or None, span or None)
+        assert written == expected, kind
+
+
+# --- examples ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shop(server):
+    """An empty database in which the README's installation has been done."""
+    admin = server.connect()
+    run(admin, "DROP DATABASE IF EXISTS readme")
+    run(admin, "DROP ROLE IF EXISTS shop_app")
+    run(admin, "CREATE ROLE shop_app LOGIN")
+    run(admin, "CREATE DATABASE readme")
+    database = make_existing(server, "readme")
+    database.sql("CREATE TABLE payments (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, order_id int, amount numeric)")
+    readme = text_of("README.md")
+    for block in blocks(section(readme, "Install"), "sql"):
+        psql(database, block)
+    yield database
+    database.close()
+    run(admin, "DROP DATABASE readme WITH (FORCE)")
+    run(admin, "DROP ROLE shop_app")
+    admin.close()
+
+
+def make_existing(server, name):
+    from conftest import Database
+    return Database(server, name)
+
+
+def psql(database, script):
+    command = [database.server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", database.server.dsn(database.name)]
+    done = subprocess.run([str(part) for part in command], input=script, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def let_the_service_write(database):
+    database.sql("GRANT INSERT, SELECT ON orders TO shop_app")
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_sql_of_the_readme(shop, page):
+    text = text_of(page)
+    install = blocks(section(text_of("README.md"), "Install"), "sql")
+    for block in blocks(text, "sql"):
+        if block not in install and "'…'" not in block:
+            psql(shop, block)
+    assert shop.sql("SELECT place_order('demo-001', '{\"amount\": 12.50, \"customer\": \"ada\"}')") == [({"order_id": 1},)]
+    assert shop.sql("SELECT count(*) FROM orders") == [(1,)]
+    assert shop.sql("SELECT count(*) FROM retrysafe.outbox_events WHERE idempotency_key = 'demo-001'") == [(2,)]
+    assert shop.sql("SELECT key FROM retrysafe.idempotency_records ORDER BY 1") == [("demo-001",), ("pay-7f3a",)]
+
+
+def test_both_readmes_have_the_same_code():
+    def code(page):
+        return [re.sub(r"\s*(--|#|//).*", "", block) for block in blocks(text_of(page), r"(?:sql|python|js|sh|ini)")]
+
+    assert code("README.md") == code("README.zh-CN.md")
+
+
+def test_python_of_the_readme(shop):
+    psql(shop, re.search(r"CREATE TABLE orders.*?;", text_of("README.md"), re.S)[0])
+    let_the_service_write(shop)
+    names = {}
+    exec(blocks(section(text_of("README.md"), "In Python"), "python")[0], names)
+
+    def call(_):
+        connection = shop.server.connect(shop.name, "shop_app", autocommit=False)
+        try:
+            return names["place_order"](connection, "demo-001", {"customer": "ada", "amount": 12.5})
+        finally:
+            connection.close()
+
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(call, range(20)))
+    assert sorted(status for status, _ in answers) == [200] * 19 + [201]
+    assert {json.dumps(answer) for _, answer in answers} == {'{"order_id": 1}'}
+    connection = shop.connect("shop_app", autocommit=False)
+    assert names["place_order"](connection, "demo-001", {"customer": "bob", "amount": 1})[0] == 409
+    assert shop.sql("SELECT count(*) FROM orders") == [(1,)]
+    assert shop.sql("SELECT count(*) FROM retrysafe.outbox_events") == [(1,)]
+
+
+def test_node_of_the_readme(shop):
+    if not shutil.which("node"):
+        pytest.skip("node is not there")
+    if subprocess.run(["node", "-e", "require('pg')"], capture_output=True).returncode != 0:
+        pytest.skip("the module pg of Node.js is not there (NODE_PATH names where modules are)")
+    psql(shop, re.search(r"CREATE TABLE orders.*?;", text_of("README.md"), re.S)[0])
+    let_the_service_write(shop)
+    script = blocks(section(text_of("README.md"), "In Node.js"), "js")[0] + """
+        const { Pool } = require('pg');
+        const pool = new Pool({ max: 20 });
+        (async () => {
+          const calls = Array.from({ length: 20 }, () => placeOrder(pool, 'demo-001', { customer: 'ada', amount: 12.5 }));
+          const answers = await Promise.all(calls);
+          answers.push(await placeOrder(pool, 'demo-001', { customer: 'bob', amount: 1 }));
+          console.log(JSON.stringify(answers));
+          await pool.end();
+        })();"""
+    environment = os.environ | {"PGHOST": str(shop.server.directory), "PGPORT": str(shop.server.port),
+                                "PGDATABASE": shop.name, "PGUSER": "shop_app"}
+    done = subprocess.run(["node", "-"], input=script, text=True, capture_output=True, env=environment, timeout=60)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    assert sorted(status for status, _ in answers) == [200] * 19 + [201, 409]
+    assert all(answer == {"order_id": 1} for status, answer in answers if status != 409)
+    assert shop.sql("SELECT count(*) FROM orders") == [(1,)]
+
+
+def example(title, names):
+    """Runs the Python example below a heading of destinations.md; its names come back."""
+    exec(blocks(section(text_of("docs/destinations.md"), title), "python")[0], names)
+    return names
+
+
+def test_signature_check_of_the_manual():
+    names = example("Checking the signature", {})
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    # The example of the Standard Webhooks reference libraries.
+    headers = {"webhook-id": "msg_p5jXN8AQM9LWM0D4loKWxJek", "webhook-timestamp": "1614265330",
+               "webhook-signature": "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="}
+    body = b'{"test": 2432232314}'
+    assert names["is_genuine"](secret, headers, body, now=1614265330)
+    assert names["is_genuine"](f"whsec_AAAA {secret}", headers, body, now=1614265330)
+    assert not names["is_genuine"](secret, headers, body + b" ", now=1614265330)
+    assert not names["is_genuine"](secret, headers, body, now=1614265330 + 301)
+    assert not names["is_genuine"](secret, headers | {"webhook-signature": "v1,AAAA"}, body, now=1614265330)
+
+
+def test_pull_client_of_the_manual(db):
+    names = example("A client", {})
+    db.sql("SELECT outbox_create_destination('search-index', 'pull', backoff => '1 hour')")
+    for number, key in enumerate("aabc"):
+        db.sql("SELECT outbox_emit(NULL, %s, 'doc', %s, ordering_key => %s)", f"e{number}", json.dumps(number), key)
+    connection = db.connect(autocommit=False)
+    sent = []
+
+    def publish(event):
+        if event["payload"] == 0:
+            raise ValueError("this one does not work")
+        if event["payload"] == 3:
+            raise ConnectionError("the far side is away")
+        sent.append(event["payload"])
+
+    assert names["work"](connection, "search-index", publish) == 1
+    assert sent == [2]
+    status = db.sql("SELECT delivered, parked_retry, parked_blocked, holders FROM outbox_status")
+    assert status == [(1, 1, 1, None)]
+
+    def publish_all(event):
+        sent.append(event["payload"])
+
+    assert names["work"](connection, "search-index", publish_all) == 1
+    assert sent == [2, 3]
+    assert names["work"](connection, "search-index", publish_all) == 0
