@@ -339,6 +339,28 @@ def test_node_of_the_readme(shop):
     assert shop.sql("SELECT count(*) FROM orders") == [(1,)]
 
 
+@pytest.mark.parametrize("page", ["docs/reference.md", "docs/destinations.md"])
+def test_sql_of_the_manual(db, page):
+    admin = db.server.connect()
+    for role in ("shop_app", "courier"):
+        run(admin, f"DROP ROLE IF EXISTS {role}")
+    run(admin, "CREATE ROLE shop_app")
+    run(admin, f"ALTER DATABASE {db.name} SET retrysafe.allowed_secret_directory = '/etc/retrysafe'")
+    db.sql("CREATE TABLE public.payments (id bigint GENERATED ALWAYS AS IDENTITY, amount numeric)")
+    if page == "docs/reference.md":
+        db.sql("SELECT outbox_create_destination('search-index', 'pull')")
+    script = "\n".join(blocks(text_of(page), "sql"))
+    # A request that was begun is completed in the same transaction.
+    psql(db, script.replace("SELECT outcome, response FROM idem_begin", "BEGIN;\nSELECT outcome, response FROM idem_begin")
+         .replace("scope => 'payments');\n", "scope => 'payments');\nCOMMIT;\n"))
+    db.sql("DROP OWNED BY shop_app")
+    run(admin, "DROP ROLE shop_app")
+    if page == "docs/destinations.md":
+        db.sql("DROP OWNED BY courier")
+        run(admin, "DROP ROLE courier")
+    admin.close()
+
+
 def example(title, names):
     """Runs the Python example below a heading of destinations.md; its names come back."""
     exec(blocks(section(text_of("docs/destinations.md"), title), "python")[0], names)
@@ -361,7 +383,7 @@ def test_signature_check_of_the_manual():
 
 def test_pull_client_of_the_manual(db):
     names = example("A client", {})
-    db.sql("SELECT outbox_create_destination('search-index', 'pull', backoff => '1 hour')")
+    db.sql("SELECT outbox_create_destination('search-index', 'pull', backoff => '10 minutes')")
     for number, key in enumerate("aabc"):
         db.sql("SELECT outbox_emit(NULL, %s, 'doc', %s, ordering_key => %s)", f"e{number}", json.dumps(number), key)
     connection = db.connect(autocommit=False)
