@@ -21,11 +21,14 @@ $$;
 -- Good ones
 
 SELECT outbox_create_destination('t40.a-b_C', 'pull') > 0 AS made;
+BEGIN;
 SELECT outbox_create_destination('t40.hook', 'http', '{"url": "https://example.com/events", "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
   "headers": {"Authorization": "Bearer secret-token"}, "timeout": "5s", "http2": false}', event_types => '{order.*,invoice.paid}',
   shards => 4, max_attempts => 3, backoff => '2 seconds', backoff_max => '1 hour', on_exhausted => 'block',
   batch_events => 10, batch_bytes => 65536, lease => '1 minute') > 0 AS made;
-SELECT kind, state, paused, backlog, delivered, parked_retry, parked_blocked, dead, failures, holders, shards, event_types,
+SELECT outbox_pause('t40.hook');  -- no worker is to work it
+COMMIT;
+SELECT kind, state, paused, backlog, delivered, parked_retry, parked_blocked, dead, failures, shards, event_types,
        options, max_attempts, backoff, backoff_max, on_exhausted, batch_events, batch_bytes, lease, run_as
   FROM outbox_status WHERE name = 't40.hook' \gx
 SELECT public.t40($$SELECT outbox_create_destination('t40.hook', 'pull')$$);
@@ -102,6 +105,7 @@ SELECT outbox_pause('t40.hook'), outbox_pause('t40.hook');
 SELECT state, paused FROM outbox_status WHERE name = 't40.hook';
 SELECT outbox_resume('t40.hook'), outbox_resume('t40.hook');
 SELECT state, paused FROM outbox_status WHERE name = 't40.hook';
+SELECT outbox_pause('t40.hook');
 SELECT public.t40(format('SELECT %s(%L)', f, a))
   FROM unnest(ARRAY['outbox_pause', 'outbox_resume']) AS f, unnest(ARRAY['nobody', NULL]) AS a ORDER BY f, a;
 

@@ -1,8 +1,17 @@
 """What operators touch: destinations, rights, status, dead letters, retention."""
+import base64
+import hmac
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+
 import psycopg2
 import pytest
 
 from conftest import Pending, eventually, run
+from receiver import Receiver
 
 
 def refused(connection, sqlstate, query, *parameters):
@@ -529,10 +538,14 @@ def test_redrive_waits_for_a_record_that_is_under_way(db):
 
 @pytest.fixture
 def no_retention(server, db):
+    """Nothing needs to be kept, and no worker removes it before the test does."""
     server.set("retrysafe.outbox_retention", "0")
-    eventually(lambda: db.value("SHOW retrysafe.outbox_retention") == "0")
+    server.set("retrysafe.workers_per_database", "0")
+    eventually(lambda: db.value("SHOW retrysafe.outbox_retention") == "0" and not db.value(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'retrysafe worker'"))
     yield
     server.set("retrysafe.outbox_retention", None)
+    server.set("retrysafe.workers_per_database", None)
 
 
 def kept(db):
@@ -630,3 +643,59 @@ def test_retention_does_not_remove_what_commits_late(db, no_retention):
     db.sql("SELECT outbox_cleanup()")
     assert "late" in kept(db)
     assert drain(db, "d") == ["late"]
+
+
+# --- secrets ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def secrets(server):
+    """The folder that retrysafe.allowed_secret_directory names."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-secrets-", dir="/tmp"))
+    os.chmod(folder, 0o755)
+    server.set("retrysafe.allowed_secret_directory", folder / "allowed")
+    (folder / "allowed").mkdir(mode=0o755)
+    yield folder / "allowed"
+    server.set("retrysafe.allowed_secret_directory", None)
+    shutil.rmtree(folder)
+
+
+def test_a_secret_is_read_from_its_file_when_events_are_sent(db, secrets):
+    key = bytes(range(24))
+    (secrets / "hook.key").write_text("whsec_" + base64.b64encode(key).decode() + "\n")
+    with Receiver() as receiver:
+        db.sql("SELECT outbox_create_destination('d', 'http', %s)", json.dumps({"url": receiver.url, "secret_file": "hook.key"}))
+        emit(db, "a")
+        eventually(lambda: receiver.requests)
+        request = receiver.requests[0]
+        signed = f'{request.header("webhook-id")}.{request.header("webhook-timestamp")}.'.encode() + request.body
+        assert request.header("webhook-signature") == "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+
+
+def test_a_secret_that_cannot_be_read_stops_its_destination_only(db, secrets):
+    (secrets.parent / "elsewhere.key").write_text("hunter2")
+    (secrets / "link.key").symlink_to(secrets.parent / "elsewhere.key")
+    (secrets / "empty.key").write_text("\n")
+    (secrets / "large.key").write_text("x" * 65537)
+    (secrets / "folder.key").mkdir()
+    expected = {
+        "link": ('"secret_file": "link.key"', "outside of the allowed directory"),
+        "missing": ('"secret_file": "missing.key"', "cannot be found"),
+        "empty": ('"secret_file": "empty.key"', "empty or not text"),
+        "large": ('"secret_file": "large.key"', "cannot be read"),
+        "folder": ('"secret_file": "folder.key"', "cannot be read"),
+        "environment": ('"secret_env": "RETRYSAFE_NO_SUCH_VARIABLE"', "is not set"),
+    }
+    with Receiver() as receiver:
+        for name, (option, _) in expected.items():
+            db.sql("SELECT outbox_create_destination(%s, 'http', %s)", name, f'{{"url": "{receiver.url}", {option}}}')
+        db.sql("SELECT outbox_create_destination('good', 'http', %s)", json.dumps({"url": receiver.url}))
+        emit(db, "a")
+        eventually(lambda: receiver.requests)
+        for name, (_, error) in expected.items():
+            assert error in eventually(lambda: status(db, name)["last_error"]), name
+            assert status(db, name)["backlog"] == 1
+        assert len(receiver.requests) == 1
+        # A mended secret is tried again.
+        (secrets / "missing.key").write_text("no secret")
+        eventually(lambda: len(receiver.requests) == 2)
