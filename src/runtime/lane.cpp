@@ -179,6 +179,13 @@ void Lane::read(Milliseconds now) {
     MemoryContextSwitchTo(batch_memory_);
     batch = outbox::read_batch(*destination_, claim_, destination_->batch_events, destination_->batch_bytes);
     if (!batch) return;
+    // Looked at after the batch was read: what was emitted after a pause or a change must not go out as before it.
+    const outbox::Destination *present = outbox::load_destination(destination_->destination);
+    if (!present || present->version != destination_->version) {
+      batch = nullptr;
+      reload_ = again = true;
+      return;
+    }
     if (!outbox::renew(&claim_, destination_->lease_us)) {
       batch = nullptr;
       lost =

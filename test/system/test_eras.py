@@ -1,4 +1,5 @@
 """Copies of a database do not publish by themselves, and consent loses nothing and repeats nothing."""
+import json
 import os
 import pathlib
 import shutil
@@ -9,6 +10,7 @@ import psycopg2
 import pytest
 
 from conftest import Database, Pending, Server, eventually, run
+from receiver import Receiver
 
 
 def emit(db, *keys, type="t", ordering_key=None):
@@ -191,6 +193,27 @@ def test_positions_of_a_new_era_are_above_all_old_ones(db, clone):
     emit(copy, "new")
     assert keys(drain(copy)) == ["new"]
     assert copy.value("SELECT id FROM outbox_events") > 10
+
+
+def test_the_worker_of_a_clone_publishes_after_consent_only(server, db, clone):
+    with Receiver() as receiver:
+        db.sql("SELECT outbox_create_destination('hook', 'http', %s)", json.dumps({"url": receiver.url}))
+        db.sql("SELECT outbox_pause('hook')")
+        emit(db, "a")
+        copy = clone()
+        copy.sql("SELECT outbox_resume('hook')")
+        db.sql("SELECT outbox_resume('hook')")
+        eventually(lambda: len(receiver.requests) == 1)
+        workers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'retrysafe worker' AND datname = %s"
+        eventually(lambda: copy.value(workers, copy.name) >= 1)
+        assert copy.sql("SELECT state, backlog FROM outbox_status") == [("suspended", 1)]
+        # The original's worker has gone through a turn since the clone's one is there: that one would have sent, too.
+        emit(db, "b")
+        eventually(lambda: len(receiver.requests) == 2)
+        copy.sql("SELECT outbox_consent('fork')")
+        eventually(lambda: len(receiver.requests) == 3)
+        sent = [request.header("ce-id") for request in receiver.requests]
+        assert sent == [*map(str, (ids(db)["a"], ids(db)["b"], ids(copy)["a"]))]
 
 
 def test_a_database_that_never_published_needs_no_consent(db, clone):
