@@ -160,6 +160,36 @@ def test_a_live_lease_keeps_others_out(db):
     assert second.fetch() == ["a"]
 
 
+def test_a_dead_workers_shard_is_taken_over_at_once(db):
+    create(db)
+    emit(db, "a")
+    client, other = Client(db), db.connect()
+    pid = run(other, "SELECT pg_backend_pid()")[0][0]
+    db.sql("UPDATE outbox_shards SET token = 7, holder = 'worker', holder_pid = %s,"
+           " lease_until = clock_timestamp() + interval '1 h'", pid)
+    assert client.fetch() == []
+    other.close()
+    assert eventually(client.fetch) == ["a"]
+    assert db.sql("SELECT token, holder_pid FROM outbox_shards") == [(8, None)]
+
+
+def test_a_client_with_several_shards_lets_others_have_some(db):
+    """When the renewal of one is due, it goes to whoever fetches next."""
+    create(db, shards=4)
+    emit(db, *(f"e{n}" for n in range(40)))
+    first, second = Client(db), Client(db)
+    while db.value("SELECT count(holder) FROM outbox_shards") < 4:
+        assert first.fetch(1)
+        first.ack()
+    assert second.fetch(1) == []
+    db.sql("UPDATE outbox_shards SET lease_until = clock_timestamp() + interval '10 s'")
+    first.fetch(1)
+    first.ack()
+    assert len(second.fetch(1)) == 1
+    second.ack()
+    assert sorted(first.drain() + second.drain())
+
+
 def test_acknowledging_again_changes_nothing(db):
     create(db)
     emit(db, "a", "b")
