@@ -138,28 +138,28 @@ bool is_held(const Destination &d, int32 shard, const char *ordering_key, int64 
   return held;
 }
 
-int32 parked_positions(int32 destination, int32 shard, int64 after, int64 up_to, int64 **positions) {
+int32 find_parked(int32 destination, int32 shard, const Event *events, int32 count, bool *parked) {
+  if (count == 0) return 0;
   const pg::Extension &e = pg::extension();
   ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
   ScanKeyData keys[4];
   pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
-  pg::int8_compares(&keys[2], 3, BTGreaterStrategyNumber, F_INT8GT, after);
-  pg::int8_compares(&keys[3], 3, BTLessEqualStrategyNumber, F_INT8LE, up_to);
+  pg::int8_compares(&keys[2], 3, BTGreaterEqualStrategyNumber, F_INT8GE, events[0].id);
+  pg::int8_compares(&keys[3], 3, BTLessEqualStrategyNumber, F_INT8LE, events[count - 1].id);
   pg::IndexScan scan = pg::begin_scan(e.outbox_parked, e.outbox_parked_pkey, snapshot, keys, 4);
-  int32 count = 0, capacity = 0;
-  *positions = nullptr;
-  while (scan.next()) {
-    if (count == capacity) {
-      capacity = capacity == 0 ? 16 : 2 * capacity;
-      const Size size = sizeof(int64) * capacity;
-      *positions = static_cast<int64 *>(*positions ? repalloc(*positions, size) : palloc(size));
+  int32 found = 0;
+  if (scan.next()) {
+    for (int32 i = 0; i < count; ++i) {
+      keys[2].sk_argument = keys[3].sk_argument = Int64GetDatum(events[i].id);
+      index_rescan(scan.scan, keys, 4, nullptr, 0);
+      parked[i] = scan.next();
+      found += parked[i];
     }
-    (*positions)[count++] = id_of(&scan);
   }
   scan.end();
   UnregisterSnapshot(snapshot);
-  return count;
+  return found;
 }
 
 TimestampTz next_parked_due(int32 destination, int32 shard) {
@@ -215,7 +215,8 @@ constinit pg::Statement make_first{
     {INT4OID, INT4OID, INT8OID}};
 
 constinit pg::Statement make_follower{
-    "UPDATE @.outbox_parked SET state = 'blocked' WHERE destination = $1 AND shard = $2 AND id = $3 AND state = 'retry'",
+    "UPDATE @.outbox_parked SET state = 'blocked' WHERE destination = $1 AND shard = $2 AND id = $3 AND "
+    "state = 'retry'",
     {INT4OID, INT4OID, INT8OID}};
 
 // What becomes of an event that has failed once more.

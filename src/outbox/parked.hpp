@@ -29,8 +29,10 @@ bool any_key_is_held(const Destination &destination, int32 shard);
 // Whether an earlier event of the key holds this one back.
 bool is_held(const Destination &destination, int32 shard, const char *ordering_key, int64 id);
 
-// The positions in (after, up_to] that are parked, whatever became of them; ascending.
-int32 parked_positions(int32 destination, int32 shard, int64 after, int64 up_to, int64 **positions);
+// Which of these events of the log are parked, whatever became of them: a flag for each. Returns how many.
+// The events are ascending. Costs one look-up where none is, as is usual, however many events were parked
+// before.
+int32 find_parked(int32 destination, int32 shard, const Event *events, int32 count, bool *parked);
 
 // When the next one of the shard comes due; infinity when none waits.
 TimestampTz next_parked_due(int32 destination, int32 shard);

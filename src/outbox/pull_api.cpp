@@ -12,6 +12,7 @@
 #include "outbox/cursor.hpp"
 #include "outbox/emit.hpp"
 #include "outbox/engine.hpp"
+#include "outbox/key_set.hpp"
 #include "outbox/parked.hpp"
 #include "outbox/range.hpp"
 #include "outbox/record.hpp"
@@ -101,17 +102,19 @@ bool renewal_is_due(const ShardRow &row, const Request &request, TimestampTz now
 // settled when it is handed out, whatever happens to the earlier event until it is acknowledged.
 void park_held(const Destination &d, Batch *batch) {
   const int32 shard = batch->claim.shard;
+  KeySet keys(batch->event_count);
   Event *kept = batch->events;
   for (int32 i = 0; i < batch->event_count; ++i) {
     const Event &event = batch->events[i];
     if (event.held) {
       park_blocked(d.destination, shard, event);
-      restore_head(d, shard, event.ordering_key);
+      keys.add(event.ordering_key);
       ++batch->already_parked;
     } else {
       *kept++ = event;
     }
   }
+  for (int32 i = 0; i < keys.count(); ++i) restore_head(d, shard, keys.at(i));
   batch->event_count = static_cast<int32>(kept - batch->events);
 }
 
@@ -267,8 +270,15 @@ void return_batch(const Batch &batch, ReturnSetInfo *result) {
 struct HandedOut {
   Destination *destination;
   ShardRow row;
-  Batch batch;  // what of it is not recorded yet
+  Batch batch;  // what of it is not recorded yet; its parked events come first
+  Range range;  // its part of the log
 };
+
+// The events of the log part that were parked since, among those that are not recorded yet.
+int32 parked_in(const Range &range, int64 after, int64 up_to) {
+  return static_cast<int32>(std::count_if(range.parked, range.parked + range.parked_count,
+                                          [&](int64 id) { return id > after && id <= up_to; }));
+}
 
 void lock_handed_out(const BatchHandle &handle, HandedOut *out) {
   const Claim claim = claim_of(handle);
@@ -293,13 +303,17 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &
               "invalid batch");
   open.position = handle.from;
   const Limits limits{PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX, false};
-  const Range range = read_range(*out->destination, handle.shard, open, handle.to, log, limits);
+  Range &range = out->range;
+  range = read_range(*out->destination, handle.shard, open, handle.to, log, limits);
   if (range.check != handle.check)
     pg::raise(kStaleBatch, "Fetch again: its events come again.",
               "the events of the batch changed with its destination since it was fetched");
   batch.window_no = handle.window_no;
   batch.from = same_window ? cursor.position : handle.from;
   batch.to = handle.to;
+  batch.already_parked = parked_in(range, batch.from, batch.to);
+  batch.events = static_cast<Event *>(
+      repalloc(batch.events, sizeof(Event) * static_cast<Size>(batch.event_count + range.count + 1)));
   for (int32 i = 0; i < range.count; ++i)
     if (range.events[i].id > batch.from) batch.events[batch.event_count++] = range.events[i];
 }
@@ -307,6 +321,7 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &
 // Parked events: those that did not fail again and were not given back meanwhile.
 void find_parked_part(const BatchHandle &handle, const Uuid &log, HandedOut *out) {
   Batch &batch = out->batch;
+  batch.events = static_cast<Event *>(palloc(sizeof(Event) * static_cast<Size>(handle.parked_count + 1)));
   for (int i = 0; i < handle.parked_count; ++i) {
     Event event;
     if (read_waiting(handle.destination, handle.shard, log, handle.parked[i].id, &event) &&
@@ -323,16 +338,17 @@ void find_handed_out(const BatchHandle &handle, HandedOut *out) {
   if (!out->destination || !current_era(&era)) raise_stale(claim);
   const Cursor cursor = load_cursor(handle.destination, handle.shard);
   out->batch = Batch{};
+  out->range = Range{};
   out->batch.claim = claim;
   out->batch.seq = cursor.seq;
-  out->batch.events = static_cast<Event *>(palloc(sizeof(Event) * (kMaxEvents + BatchHandle::kMaxParked)));
   find_parked_part(handle, era.log, out);
   find_log_part(handle, cursor, era.log, out);
 }
 
 // Cuts a batch behind the event with that position, which may be settled already. False: all up to there is
 // recorded.
-bool cut_behind(const BatchHandle &handle, int64 up_to, Batch *batch) {
+bool cut_behind(const BatchHandle &handle, int64 up_to, HandedOut *out) {
+  Batch *batch = &out->batch;
   const ParkedItem *const end = handle.parked + handle.parked_count;
   const bool is_parked =
       std::any_of(handle.parked, end, [&](const ParkedItem &item) { return item.id == up_to; });
@@ -344,6 +360,7 @@ bool cut_behind(const BatchHandle &handle, int64 up_to, Batch *batch) {
   if (is_parked) {
     // The parked ones come first: nothing of the log is acknowledged.
     batch->to = batch->from;
+    batch->already_parked = 0;
     drop_behind([&](const Event &event) {
       if (!event.parked) return false;
       for (const ParkedItem *item = handle.parked; item != end; ++item) {
@@ -357,18 +374,17 @@ bool cut_behind(const BatchHandle &handle, int64 up_to, Batch *batch) {
   if (up_to > handle.from && up_to <= batch->from) {
     drop_behind([](const Event &event) { return event.parked; });
     batch->to = batch->from;
+    batch->already_parked = 0;
     return batch->event_count > 0;
   }
   bool in_batch = std::any_of(batch->events, batch->events + batch->event_count,
                               [&](const Event &event) { return event.id == up_to; });
-  if (!in_batch && up_to > batch->from && up_to <= batch->to) {
-    int64 *positions;
-    in_batch = parked_positions(handle.destination, handle.shard, up_to - 1, up_to, &positions) == 1;
-  }
+  in_batch = in_batch || parked_in(out->range, up_to - 1, up_to) == 1;
   if (!in_batch)
     pg::raise(kEventNotInBatch, "Pass the id of an event that outbox_fetch returned with this batch.",
               "event " INT64_FORMAT " is not in the batch", up_to);
   batch->to = up_to;
+  batch->already_parked = parked_in(out->range, batch->from, up_to);
   drop_behind([&](const Event &event) { return event.parked || event.id <= up_to; });
   return true;
 }
@@ -424,14 +440,9 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_ack) {
   const int32 recorded = pg::spi([&] {
     HandedOut out;
     find_handed_out(handle, &out);
-    Batch &batch = out.batch;
     int32 delivered = 0;
-    if (all || cut_behind(handle, up_to, &batch)) {
-      int64 *positions;
-      batch.already_parked =
-          parked_positions(handle.destination, handle.shard, batch.from, batch.to, &positions);
-      delivered = record_locked(*out.destination, batch, nullptr, out.row);
-    }
+    if (all || cut_behind(handle, up_to, &out))
+      delivered = record_locked(*out.destination, out.batch, nullptr, out.row);
     if (all && strcmp(out.row.holder, session_name("session")) != 0)
       free_shard(handle.destination, handle.shard);
     return delivered;

@@ -93,14 +93,18 @@ Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int6
   scan.end();
 
   // An earlier holder may have parked some before it lost the shard, and the position stayed behind.
-  int64 *positions;
-  const int32 parked = parked_positions(d.destination, shard, open.position, range.to, &positions);
-  if (parked > 0) {
-    Event *kept = std::remove_if(range.events, range.events + range.count, [&](const Event &event) {
-      return std::binary_search(positions, positions + parked, event.id);
-    });
-    range.already_parked = static_cast<int32>(range.events + range.count - kept);
-    range.count -= range.already_parked;
+  auto *parked = static_cast<bool *>(palloc0(sizeof(bool) * (range.count + 1)));
+  const int32 parked_count = find_parked(d.destination, shard, range.events, range.count, parked);
+  if (parked_count > 0) {
+    range.parked = static_cast<int64 *>(palloc(sizeof(int64) * parked_count));
+    int32 kept = 0;
+    for (int32 i = 0; i < range.count; ++i) {
+      if (parked[i])
+        range.parked[range.parked_count++] = range.events[i].id;
+      else
+        range.events[kept++] = range.events[i];
+    }
+    range.count = kept;
   }
   return range;
 }
@@ -138,7 +142,7 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
   for (;;) {
     const OpenWindow open = open_window(claim.destination, claim.shard, cursor, era);
     const Range range = read_range(d, claim.shard, open, PG_INT64_MAX, era.log, limits);
-    const bool anything = range.count > 0 || range.already_parked > 0;
+    const bool anything = range.count > 0 || range.parked_count > 0;
     if (!anything && range.exhausted) {
       pass_over(claim.destination, claim.shard, cursor, open, range.looked_at);
       if (open.stored) continue;  // what came after that window is still to be looked at
@@ -162,7 +166,7 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
       batch->from = open.position;
       batch->to = range.to;
       batch->check = range.check;
-      batch->already_parked = range.already_parked;
+      batch->already_parked = range.parked_count;
     }
     batch->event_count = parked_count + range.count;
     batch->events = static_cast<Event *>(palloc(sizeof(Event) * std::max(batch->event_count, 1)));

@@ -6,6 +6,7 @@
 
 #include "core/backoff.hpp"
 #include "outbox/cursor.hpp"
+#include "outbox/key_set.hpp"
 #include "outbox/parked.hpp"
 #include "outbox/snapshot.hpp"
 #include "pg/error.hpp"
@@ -33,28 +34,6 @@ constinit pg::Statement back_off{
     " WHERE destination = $1 AND shard = $2",
     {INT4OID, INT4OID, INT4OID, TIMESTAMPTZOID, TEXTOID}};
 
-// Ordering keys that were touched while a batch is recorded. A batch is small.
-class KeySet {
- public:
-  explicit KeySet(int32 capacity)
-      : keys_(static_cast<const char **>(palloc(sizeof(char *) * (capacity + 1)))) {}
-
-  void add(const char *key) {
-    if (key && !has(key)) keys_[count_++] = key;
-  }
-  bool has(const char *key) const {
-    for (int32 i = 0; key && i < count_; ++i)
-      if (strcmp(keys_[i], key) == 0) return true;
-    return false;
-  }
-  int32 count() const { return count_; }
-  const char *at(int32 i) const { return keys_[i]; }
-
- private:
-  const char **keys_;
-  int32 count_ = 0;
-};
-
 struct Tally {
   int32 delivered = 0;
   int32 parked = 0;
@@ -77,8 +56,8 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
     const Outcome &outcome = outcomes ? outcomes[i] : kAllDelivered;
     const bool final = outcome.status == Status::kFailedFinal;
     const bool has_failed = final || outcome.status == Status::kFailedRetry;
-    const FailedAttempt attempt{final, std::max(outcome.retry_after_us, backoff_of(d, event)),
-                                outcome.reason};
+    FailedAttempt attempt{final, 0, outcome.reason};
+    if (has_failed) attempt.wait_us = std::max(outcome.retry_after_us, backoff_of(d, event));
 
     if (event.parked) {
       if (outcome.status == Status::kDelivered) {

@@ -212,7 +212,10 @@ def test_prefixes(db):
     assert client.ack(up_to="b") == 2
     assert client.ack(up_to="b") == 0
     assert client.fetch() == ["c", "d"]  # the rest, as a new batch
-    assert client.ack() == 2
+    client.nack("c", retry_after="1 h")
+    assert client.ack(up_to="c") == 0  # up to one that was given back
+    assert client.ack() == 1
+    assert db.value("SELECT total_parked FROM outbox_batches ORDER BY seq DESC LIMIT 1") == 1
     refused(NOT_IN_BATCH, run, client.connection, "SELECT outbox_ack(%s, 999)", client.batch)
 
 
