@@ -4,6 +4,8 @@ import hashlib
 import hmac
 import itertools
 import os
+import shutil
+import socket
 import subprocess
 import threading
 import time
@@ -124,6 +126,7 @@ def test_a_large_payload(receiver):
     with open_sink(receiver) as sink:
         assert sink.send(event(1, payload=payload))[0].status == DELIVERED
     assert receiver.requests[0].body == payload.encode()
+    assert receiver.requests[0].header("expect") is None
 
 
 def test_connections_are_kept_and_bounded(receiver):
@@ -131,6 +134,13 @@ def test_connections_are_kept_and_bounded(receiver):
         assert all(o.status == DELIVERED for o in sink.send(*(event(i) for i in range(200))))
     assert len({request.id for request in receiver.requests}) == 200
     assert len({request.connection for request in receiver.requests}) <= 4
+
+
+def test_a_full_sink_takes_no_more(receiver):
+    receiver.behave(Hang)
+    with open_sink(receiver, max_in_flight=2) as sink:
+        kept = [event(i) for i in range(3)]
+        assert [sink.submit(e) for e in kept] == [True, True, False]
 
 
 def test_requests_go_in_parallel(receiver):
@@ -382,6 +392,31 @@ def test_tls(certificate):
         with Sink("http", {"url": f"https://127.0.0.1:{receiver.port}/", "ca_file": certificate[0]}) as sink:
             outcome, = sink.send(event(1))
             assert outcome.status == UNREACHABLE and "127.0.0.1" in outcome.reason, "the name is checked as well"
+
+
+@pytest.mark.skipif(not shutil.which("nghttpd"), reason="needs nghttpd, of the package nghttp2-server")
+def test_http2_shares_a_connection(certificate, tmp_path):
+    (tmp_path / "hook").write_text("ok")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(["nghttpd", "-a", "127.0.0.1", "-d", tmp_path, str(port), certificate[1], certificate[0]],
+                              stdout=subprocess.DEVNULL)
+    try:
+        options = {"url": f"https://localhost:{port}/hook", "ca_file": certificate[0], "max_in_flight": 32}
+        with Sink("http", options) as sink:
+            deadline = time.monotonic() + 10
+            while sink.send(event(0))[0].status != DELIVERED:
+                assert time.monotonic() < deadline, "nghttpd does not answer"
+            one_connection = len(os.listdir("/proc/self/fd"))
+            assert all(o.status == DELIVERED for o in sink.send(*(event(i) for i in range(300))))
+            assert len(os.listdir("/proc/self/fd")) == one_connection
+        # It speaks nothing else, so this shows that the option is heard.
+        with Sink("http", options | {"http2": False}) as sink:
+            assert sink.send(event(1))[0].status == UNREACHABLE
+    finally:
+        server.kill()
+        server.wait()
 
 
 # -- nothing grows --

@@ -37,7 +37,6 @@ Multi::Multi(long max_connections, bool multiplex) {
   curl_multi_setopt(multi_, CURLMOPT_SOCKETDATA, this);
   curl_multi_setopt(multi_, CURLMOPT_TIMERFUNCTION, &Multi::on_timer);
   curl_multi_setopt(multi_, CURLMOPT_TIMERDATA, this);
-  curl_multi_setopt(multi_, CURLMOPT_MAX_TOTAL_CONNECTIONS, max_connections);
   curl_multi_setopt(multi_, CURLMOPT_MAXCONNECTS, max_connections);
   curl_multi_setopt(multi_, CURLMOPT_PIPELINING,
                     static_cast<long>(multiplex ? CURLPIPE_MULTIPLEX : CURLPIPE_NOTHING));
