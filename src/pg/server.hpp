@@ -36,6 +36,7 @@ extern "C" {
 #include "commands/defrem.h"
 #include "commands/extension.h"
 #include "commands/sequence.h"
+#include "commands/trigger.h"
 #include "common/cryptohash.h"
 #include "common/hashfn.h"
 #include "common/sha2.h"

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "outbox/function_destination.hpp"
 #include "outbox/options.hpp"
 #include "pg/fault_point.hpp"
 #include "runtime/destination_log.hpp"
@@ -120,10 +121,12 @@ Milliseconds Lane::turn(Milliseconds now) {
   }
   ready_ = false;
   if (state_ == State::kRecording) record(now, 0);
+  if (state_ == State::kCalling) call_function(now);
 
   switch (state_) {
     case State::kReading:
     case State::kRecording:
+    case State::kCalling:
     case State::kGone:
       return now;
     case State::kSending:
@@ -177,7 +180,10 @@ void Lane::read(Milliseconds now) {
   outbox::Batch *batch = nullptr;
   const auto error = pg::in_transaction("reading events for destination", name(), [&] {
     MemoryContextSwitchTo(batch_memory_);
-    batch = outbox::read_batch(*destination_, claim_, destination_->batch_events, destination_->batch_bytes);
+    const int32 most = !is_function() ? destination_->batch_events
+                       : singles_ > 0 ? 1
+                                      : std::min(destination_->batch_events, outbox::kMaxFunctionEvents);
+    batch = outbox::read_batch(*destination_, claim_, most, destination_->batch_bytes);
     if (!batch) return;
     // Looked at after the batch was read: what was emitted after a pause or a change must not go out as before it.
     const outbox::Destination *present = outbox::load_destination(destination_->destination);
@@ -186,10 +192,10 @@ void Lane::read(Milliseconds now) {
       reload_ = again = true;
       return;
     }
-    if (!outbox::renew(&claim_, destination_->lease_us)) {
+    const int64 lease_us = is_function() ? outbox::function_lease_us(*destination_) : destination_->lease_us;
+    if (!outbox::renew(&claim_, lease_us)) {
       batch = nullptr;
-      lost =
-          !outbox::claim(destination_->destination, outbox::this_worker(), destination_->lease_us, &claim_);
+      lost = !outbox::claim(destination_->destination, outbox::this_worker(), lease_us, &claim_);
       again = !lost;
       return;
     }
@@ -198,6 +204,8 @@ void Lane::read(Milliseconds now) {
       again = true;
       return;
     }
+    batch->claim = claim_;
+    if (is_function()) return;
     envelopes = make_envelopes(batch->events, batch->event_count);
     if (!sink_) {
       const outbox::Kind *kind = outbox::find_kind(destination_->kind);
@@ -223,6 +231,11 @@ void Lane::read(Milliseconds now) {
     return;
   }
 
+  if (is_function()) {
+    batch_ = batch;
+    state_ = State::kCalling;
+    return;
+  }
   if (!sink_) {
     sink::Config config;
     config.destination = name();
@@ -240,7 +253,7 @@ void Lane::read(Milliseconds now) {
     (void)epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, sink_->wait_fd(), &event);
     pg::call([] { ReserveExternalFD(); });
     dispatcher_.emplace(*sink_, destination_->block_when_exhausted ? Dispatcher::DeadLetters::kBlock
-                                                                  : Dispatcher::DeadLetters::kStepOver);
+                                                                   : Dispatcher::DeadLetters::kStepOver);
   }
   batch_ = batch;
   items_.resize(static_cast<size_t>(batch->event_count));
@@ -342,6 +355,51 @@ void Lane::record(Milliseconds now, int timeout_ms) {
     state_ = State::kReading;
   }
   drop_batch();
+}
+
+bool Lane::is_function() const {
+  return strcmp(destination_->kind, "function") == 0;
+}
+
+// Sends and records in one: the function's effects and the progress commit together.
+void Lane::call_function(Milliseconds now) {
+  const bool known_to_fail = batch_->event_count == 1 && batch_->events[0].id == failed_event_;
+  outbox::FunctionRun run{};
+  const auto error = pg::in_transaction("calling the function of destination", name(), [&] {
+    MemoryContextSwitchTo(batch_memory_);
+    run = outbox::call_function(*destination_, batch_, known_to_fail ? failed_reason_.c_str() : nullptr);
+  });
+  if (error) return call_failed(*error, now);
+  failures_ = 0;
+  if (singles_ > 0) --singles_;
+  failed_event_ = 0;
+  recorded_ = true;
+  if (run.reason) {
+    note_unreachable(claim_.destination, name(), run.reason);
+    rest(to_ms(run.retry_at, now_ms()));
+  } else {
+    if (run.delivered) note_reachable(claim_.destination, name());
+    state_ = State::kReading;
+  }
+  drop_batch();
+}
+
+void Lane::call_failed(const pg::StepError &error, Milliseconds now) {
+  if (error.is(kStaleBatch)) {
+    log_line("lost shard %d of destination \"%s\" before its batch was recorded", claim_.shard, name());
+    drop_batch();
+    state_ = State::kGone;
+    return;
+  }
+  if (!ShutdownRequestPending) {
+    if (batch_->event_count == 1) {
+      failed_event_ = batch_->events[0].id;
+      failed_reason_ = error.message;
+    }
+    singles_ = std::max(singles_, batch_->event_count);
+  }
+  drop_batch();
+  failed("call the function of", error, now);
 }
 
 // The destination cannot even be opened.

@@ -63,7 +63,7 @@ class Lane {
   TransactionId version() const { return destination_ ? destination_->version : InvalidTransactionId; }
 
  private:
-  enum class State { kIdle, kReading, kSending, kRecording, kResting, kGone };
+  enum class State { kIdle, kReading, kSending, kRecording, kCalling, kResting, kGone };
 
   Lane(int epoll_fd);
 
@@ -76,6 +76,9 @@ class Lane {
   void keep_lease(Milliseconds now);
   void note_lease(Milliseconds now);
   void record(Milliseconds now, int timeout_ms);
+  bool is_function() const;
+  void call_function(Milliseconds now);
+  void call_failed(const pg::StepError &error, Milliseconds now);
   void after_record(Milliseconds now);
   void unreachable(const char *reason, Milliseconds now);
   void drop_batch();
@@ -96,6 +99,12 @@ class Lane {
 
   outbox::Batch *batch_ = nullptr;  // in batch_memory_
   std::vector<Dispatcher::Item> items_;
+
+  // Kind function: an error that comes only when the transaction commits does not tell which event it is the
+  // fault of. So many go singly from then on; the one that fails so again is told by its position.
+  int32 singles_ = 0;
+  int64 failed_event_ = 0;
+  std::string failed_reason_;
 
   bool ready_ = false;
   bool woken_ = false;

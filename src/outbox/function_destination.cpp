@@ -1,0 +1,282 @@
+#include "outbox/function_destination.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/event_json.hpp"
+#include "core/handler_error.hpp"
+#include "outbox/options.hpp"
+#include "pg/fault_point.hpp"
+#include "pg/guard.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+// Other destinations of the worker wait meanwhile.
+constexpr int64 kMaxRunUs = 500 * 1000;
+constexpr int64 kSecondUs = 1000 * 1000;
+
+// --- what is to be called
+// ------------------------------------------------------------------------------------------
+
+struct Handler {
+  Oid function;
+  Oid role;
+  int64 timeout_us;
+};
+
+const char *option(const Destination &d, const char *name) {
+  int count;
+  const ResolvedOption *options = resolved_options(d, &count);
+  for (int i = 0; i < count; ++i)
+    if (strcmp(options[i].name, name) == 0)
+      return pg_any_to_server(options[i].value, static_cast<int>(strlen(options[i].value)), PG_UTF8);
+  return "";
+}
+
+int64 timeout_us(const Destination &d) {
+  return strtoll(option(d, "statement_timeout"), nullptr, 10) * 1000;
+}
+
+// By its full name, as outbox_create_destination stored it.
+Oid function_named(const char *signature) {
+  LOCAL_FCINFO(call, 1);
+  InitFunctionCallInfoData(*call, nullptr, 1, InvalidOid, nullptr, nullptr);
+  call->args[0].value = CStringGetTextDatum(signature);
+  call->args[0].isnull = false;
+  const Datum found = to_regprocedure(call);
+  return call->isnull ? InvalidOid : DatumGetObjectId(found);
+}
+
+// It was checked when the destination was made; since then everything can have changed. Returns what is
+// wrong.
+const char *find_handler(const Destination &d, Handler *handler) {
+  handler->role = d.run_as ? get_role_oid(d.run_as, true) : InvalidOid;
+  if (!OidIsValid(handler->role))
+    return psprintf("role \"%s\", as which the function ran, does not exist", d.run_as ? d.run_as : "");
+  const char *signature = option(d, "function");
+  handler->function = function_named(signature);
+  if (!OidIsValid(handler->function)) return psprintf("function %s does not exist", signature);
+  if (get_func_rettype(handler->function) != VOIDOID)
+    return psprintf("function %s does not return void", signature);
+  if (!pg::may_execute(handler->function, handler->role))
+    return psprintf("permission denied for function %s to role \"%s\"", signature, d.run_as);
+  handler->timeout_us = timeout_us(d);
+  return nullptr;
+}
+
+// --- the event as JSON
+// ---------------------------------------------------------------------------------------------
+
+// Text of the server, for write_event_json.
+struct ServerText {
+  StringInfoData text;
+
+  void append(std::string_view more) {
+    appendBinaryStringInfo(&text, more.data(), static_cast<int>(more.size()));
+  }
+};
+
+std::string_view view(const char *text) {
+  return text ? std::string_view(text) : std::string_view{};
+}
+
+const char *time_text(TimestampTz time) {
+  struct pg_tm tm;
+  fsec_t micros;
+  if (timestamp2tm(time, nullptr, &tm, &micros, nullptr, nullptr) != 0) return nullptr;
+  return psprintf("%04d-%02d-%02dT%02d:%02d:%02d.%06dZ", tm.tm_year, tm.tm_mon, tm.tm_mday, tm.tm_hour,
+                  tm.tm_min, tm.tm_sec, static_cast<int>(micros));
+}
+
+Datum event_jsonb(const Event &event) {
+  ServerText json;
+  initStringInfo(&json.text);
+  write_event_json(
+      json, {.id = view(DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&event.event_id)))),
+             .type = view(event.event_type),
+             .event_key = view(event.event_key),
+             .scope = view(event.scope),
+             .ordering_key = view(event.ordering_key),
+             .payload = view(event.payload),
+             .headers = view(event.headers),
+             .created_at = view(time_text(event.created_at)),
+             .attempt = event.attempts + 1});
+  return DirectFunctionCall1(jsonb_in, CStringGetDatum(json.text.data));
+}
+
+// --- one call
+// ------------------------------------------------------------------------------------------------------
+
+// A deferred trigger would fire at commit, as a superuser. In a security-restricted operation the server
+// refuses to put one off; so constraints that are deferred by default are checked at once, and that suffices
+// for most.
+void check_constraints_at_once() {
+  AfterTriggerSetState(makeNode(ConstraintsSetStmt));
+}
+
+// The timer may go off at the very end; what it asked for is then over. A request to stop stays.
+void disarm() {
+  disable_timeout(STATEMENT_TIMEOUT, false);
+  if (!ShutdownRequestPending) QueryCancelPending = false;
+}
+
+// Inside the subtransaction.
+void run_handler(const Handler &handler, const Event &event, int64 limit_us) {
+  Oid caller;
+  int context;
+  GetUserIdAndSecContext(&caller, &context);
+  SetUserIdAndSecContext(handler.role,
+                         context | SECURITY_LOCAL_USERID_CHANGE | SECURITY_RESTRICTED_OPERATION);
+  const int nest = NewGUCNestLevel();
+  // What bounds the worker's own statements does not bind the function, which has its own bound.
+  (void)set_config_option("lock_timeout", "0", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+  check_constraints_at_once();
+
+  PushActiveSnapshot(GetTransactionSnapshot());
+  enable_timeout_after(STATEMENT_TIMEOUT,
+                       static_cast<int>(std::clamp<int64>(limit_us / 1000, 1, PG_INT32_MAX)));
+  FmgrInfo function;
+  fmgr_info(handler.function, &function);
+  LOCAL_FCINFO(call, 1);
+  InitFunctionCallInfoData(*call, &function, 1, InvalidOid, nullptr, nullptr);
+  call->args[0].value = event_jsonb(event);
+  call->args[0].isnull = false;
+  (void)FunctionCallInvoke(call);
+  PopActiveSnapshot();
+  check_constraints_at_once();  // there is nothing to check unless the server changes its mind
+  CHECK_FOR_INTERRUPTS();
+  disarm();
+
+  AtEOXact_GUC(false, nest);  // as after an error: not even a plain SET outlives the call
+  SetUserIdAndSecContext(caller, context);
+  ReleaseCurrentSubTransaction();
+}
+
+// Runs the jumpable `body`. Its frame owns nothing, so that errors may jump over it as well.
+struct Caught {
+  bool failed;
+  ErrorData *error;  // null: out of memory
+};
+
+template <class Body>
+Caught caught(Body &&body) {
+  try {
+    pg::call(body);
+    return {false, nullptr};
+  } catch (const pg::PgError &error) {
+    return {true, error.data()};
+  }
+}
+
+Caught call_handler(const Handler &handler, const Event &event, int64 limit_us) {
+  MemoryContext memory = CurrentMemoryContext;
+  ResourceOwner owner = CurrentResourceOwner;
+  BeginInternalSubTransaction(nullptr);
+  MemoryContextSwitchTo(memory);
+  const Caught result = caught([&] {
+    MemoryContextSwitchTo(CurTransactionContext);
+    run_handler(handler, event, limit_us);
+  });
+  if (result.failed) {
+    disarm();
+    RollbackAndReleaseCurrentSubTransaction();
+  }
+  MemoryContextSwitchTo(memory);
+  CurrentResourceOwner = owner;
+  // Advisory locks of the session outlive transactions. The worker itself takes none.
+  LockReleaseSession(USER_LOCKMETHOD);
+  return result;
+}
+
+// --- a batch
+// -------------------------------------------------------------------------------------------------------
+
+const char *reason_of(const Caught &caught) {
+  if (!caught.error) return "53200: out of memory";
+  const char *message = caught.error->message ? caught.error->message : "";
+  const int length = pg_mbcliplen(message, static_cast<int>(strlen(message)), 240);
+  return psprintf("%s: %.*s", unpack_sql_state(caught.error->sqlerrcode), length, message);
+}
+
+HandlerError kind_of(const Caught &caught) {
+  if (!caught.error) return HandlerError::kRetry;
+  // Without space nothing works, and the event is not to blame. Every other error can be the function's.
+  if (caught.error->sqlerrcode == ERRCODE_DISK_FULL) return HandlerError::kUnreachable;
+  const HandlerError kind = handler_error(unpack_sql_state(caught.error->sqlerrcode));
+  return kind == HandlerError::kFinal || kind == HandlerError::kConflict ? kind : HandlerError::kRetry;
+}
+
+// Ordering keys of events that failed. A batch is small.
+struct FailedKeys {
+  const char *keys[kMaxFunctionEvents];
+  int count;
+
+  void add(const char *key) {
+    if (key) keys[count++] = key;
+  }
+  bool has(const char *key) const {
+    for (int i = 0; key && i < count; ++i)
+      if (strcmp(keys[i], key) == 0) return true;
+    return false;
+  }
+};
+
+}  // namespace
+
+int64 function_lease_us(const Destination &destination) {
+  // A lease is renewed when half of it is over.
+  return std::max(destination.lease_us, 2 * (timeout_us(destination) + 5 * kSecondUs));
+}
+
+FunctionRun call_function(const Destination &destination, Batch *batch, const char *failure) {
+  FunctionRun run{};
+  auto *outcomes = static_cast<Outcome *>(palloc(sizeof(Outcome) * (batch->event_count + 1)));
+  for (int32 i = 0; i < batch->event_count; ++i) outcomes[i] = {Status::kNotTried, -1, nullptr};
+
+  Handler handler{};
+  if (failure) {
+    outcomes[0] = {Status::kFailedRetry, -1, failure};
+  } else {
+    run.reason = find_handler(destination, &handler);
+  }
+  const TimestampTz begin = GetCurrentTimestamp();
+  FailedKeys failed{};
+  bool any = false;
+  for (int32 i = 0; i < batch->event_count && !failure && !run.reason; ++i) {
+    const Event &event = batch->events[i];
+    if (event.held || failed.has(event.ordering_key)) continue;
+    const TimestampTz now = GetCurrentTimestamp();
+    if (any && (now - begin > kMaxRunUs || now + handler.timeout_us > batch->claim.lease_until)) break;
+
+    const Caught result =
+        call_handler(handler, event, std::min(handler.timeout_us, batch->claim.lease_until - now));
+    if (result.failed && ShutdownRequestPending && result.error) ReThrowError(result.error);
+    const HandlerError kind = result.failed ? kind_of(result) : HandlerError::kRetry;
+    if (!result.failed) {
+      outcomes[i].status = Status::kDelivered;
+      run.delivered = true;
+    } else if (kind == HandlerError::kUnreachable) {
+      run.reason = reason_of(result);
+    } else if (kind == HandlerError::kConflict && any) {
+      // What the events before hold may be what is in the way. It is let go of, and this one comes first
+      // then.
+      break;
+    } else {
+      outcomes[i] = {kind == HandlerError::kFinal ? Status::kFailedFinal : Status::kFailedRetry, -1,
+                     reason_of(result)};
+      failed.add(event.ordering_key);
+    }
+    any = true;
+  }
+  if (any || failure || !run.reason) record(destination, batch, outcomes);
+  if (run.reason) run.retry_at = record_unreachable(destination, batch->claim, run.reason, -1);
+  RETRYSAFE_FAULT_POINT("function.before_commit");
+  return run;
+}
+
+}  // namespace retrysafe::outbox

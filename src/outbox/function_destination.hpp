@@ -1,0 +1,35 @@
+// The kind "function": a function of this database is called with each event, in the transaction that records
+// what became of the events. Effect and progress commit together, so every event has its effect exactly once.
+//
+// The worker is a superuser and the function is anybody's. So it runs as the role that made the destination,
+// in a security-restricted operation, and nothing that it leaves behind in the session stays.
+#pragma once
+
+#include "outbox/engine.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+// Each event takes a subtransaction; beyond 64 of them snapshots of all other sessions become slow.
+inline constexpr int32 kMaxFunctionEvents = 60;
+
+struct FunctionRun {
+  bool delivered;  // at least one event
+  const char
+      *reason;  // why nothing can be called now, null when it can: the shard then rests until `retry_at`
+  TimestampTz retry_at;
+};
+
+// How long a shard has to be leased so that one call can take its full time.
+int64 function_lease_us(const Destination &destination);
+
+// Calls the function for the events of a batch and records the outcomes. Takes some more than kMaxRun at
+// most; what is left comes with the next batch. `failure` not null: nothing is called, and the first event of
+// the batch, which is its only one, has failed for that reason.
+//
+// Owning where it catches, jumpable outside: runs in a transaction of a worker. On an error, and when the
+// worker is asked to stop, the caller aborts the transaction, and nothing has happened.
+FunctionRun call_function(const Destination &destination, Batch *batch, const char *failure);
+
+}  // namespace retrysafe::outbox

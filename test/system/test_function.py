@@ -1,0 +1,320 @@
+"""The destination kind "function": called in this database, effect and progress in one transaction."""
+import json
+
+import psycopg2
+import pytest
+
+from conftest import eventually, kill, run
+
+HANDLER = """
+CREATE SCHEMA app AUTHORIZATION clerk;
+SET ROLE clerk;
+CREATE TABLE app.effects (serial bigint GENERATED ALWAYS AS IDENTITY, key text UNIQUE, event jsonb, xid xid8 DEFAULT pg_current_xact_id());
+CREATE TABLE app.parent (id int PRIMARY KEY);
+CREATE TABLE app.child (id int PRIMARY KEY, parent int REFERENCES app.parent DEFERRABLE INITIALLY DEFERRED);
+CREATE FUNCTION app.handle(event jsonb) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  INSERT INTO app.effects (key, event) VALUES (event->>'key', event);
+  IF event->'payload' ? 'sql' THEN EXECUTE event->'payload'->>'sql'; END IF;
+  IF event->'payload' ? 'sqlstate' THEN
+    RAISE EXCEPTION 'handler says no' USING ERRCODE = event->'payload'->>'sqlstate', DETAIL = 'secret detail';
+  END IF;
+END $$;
+RESET ROLE;
+"""
+
+
+@pytest.fixture
+def clerk(db):
+    """A role that may make destinations, and nothing else; a connection of it."""
+    db.sql("CREATE ROLE clerk LOGIN")
+    db.sql("SELECT retrysafe.retrysafe_grant('clerk', 'admin')")
+    run(db.connect(), HANDLER)
+    yield db.connect("clerk")
+    db.sql("SELECT outbox_drop_destination(name) FROM outbox_status")
+    db.sql("DROP OWNED BY clerk CASCADE")
+    db.sql("DROP ROLE clerk")
+
+
+def create(connection, options=None, name="f", **fields):
+    fields = {"backoff": "20 milliseconds", "backoff_max": "50 milliseconds", **fields}
+    more = "".join(f", {field} => %s" for field in fields)
+    run(connection, f"SELECT outbox_create_destination(%s, 'function', %s{more})", name,
+        json.dumps({"function": "app.handle", **(options or {})}), *fields.values())
+
+
+def emit(db, *events):
+    """All in one transaction: (key, payload[, ordering key])."""
+    connection = db.connect(autocommit=False)
+    for key, payload, *ordering_key in events:
+        run(connection, "SELECT outbox_emit(NULL, %s, 't', %s, %s)", key, json.dumps(payload),
+            ordering_key[0] if ordering_key else None)
+    connection.commit()
+    connection.close()
+
+
+def effects(db):
+    return [row[0] for row in db.sql("SELECT key FROM app.effects ORDER BY serial")]
+
+
+def dead(db):
+    return dict(db.sql("SELECT event_key, reason FROM outbox_dead_letters"))
+
+
+def settled(db, delivered, dead_letters=0):
+    return eventually(lambda: len(effects(db)) == delivered and len(dead(db)) == dead_letters,
+                      message=f"{effects(db)} {dead(db)} {db.sql('SELECT * FROM outbox_status')}")
+
+
+def worker_pid(db):
+    return eventually(lambda: db.sql("SELECT pid FROM pg_stat_activity WHERE backend_type = 'retrysafe worker'"
+                                     " AND datname = current_database()"))[0][0]
+
+
+def test_gets_the_event(db, clerk):
+    create(clerk)
+    payload = {"n": 1.50, "text": "é \" \\ \n \U0001f600"}
+    db.sql("SELECT outbox_emit(NULL, 'e1', 'order.paid', %s, 'o1', %s, NULL, 'tenant')", json.dumps(payload),
+           json.dumps({"h": "v"}))
+    settled(db, 1)
+    event = db.value("SELECT event FROM app.effects")
+    assert event.pop("created_at").endswith("Z") and "T" in db.value("SELECT event->>'created_at' FROM app.effects")
+    assert event == {"id": db.value("SELECT event_id::text FROM outbox_events"), "type": "order.paid", "key": "e1",
+                     "scope": "tenant", "ordering_key": "o1", "payload": payload, "headers": {"h": "v"}, "attempt": 1}
+    assert db.value("SELECT (event->>'created_at')::timestamptz = created_at FROM app.effects, outbox_events")
+
+
+def test_nulls_and_order(db, clerk):
+    create(clerk)
+    db.sql("SELECT outbox_emit(NULL, 'null', 't', NULL)")
+    settled(db, 1)
+    assert db.value("SELECT event->'payload' = 'null' AND event->'headers' = '{}' FROM app.effects")
+    emit(db, *[(f"e{i:03}", {"i": i}, "k") for i in range(200)])
+    settled(db, 201)
+    assert effects(db)[1:] == [f"e{i:03}" for i in range(200)]
+    assert db.value("SELECT count(DISTINCT xid) FROM app.effects") < 20, "batches"
+
+
+def test_runs_as_its_creator_and_restricted(db, clerk):
+    create(clerk, max_attempts=1)
+    emit(db, ("who", {"sql": "UPDATE app.effects SET event = to_jsonb(current_user::text) WHERE key = 'who'"}))
+    settled(db, 1)
+    assert db.value("SELECT event FROM app.effects") == "clerk"
+    forbidden = {
+        "role": "SET ROLE postgres", "reset": "RESET ROLE", "session": "RESET SESSION AUTHORIZATION",
+        "auth": "SET SESSION AUTHORIZATION postgres", "table": "SELECT FROM pg_authid", "temp": "CREATE TEMP TABLE x ()",
+        "listen": "LISTEN x", "prepare": "PREPARE x AS SELECT 1", "log": "DELETE FROM retrysafe.outbox_log",
+        "hold": "DECLARE c CURSOR WITH HOLD FOR SELECT 1", "file": "COPY app.parent FROM '/etc/passwd'",
+        "set": "SET session_replication_role = replica"}
+    emit(db, *[(key, {"sql": sql}) for key, sql in forbidden.items()])
+    settled(db, 1, len(forbidden))
+    assert set(dead(db)) == set(forbidden), dead(db)
+
+
+def test_security_definer_is_what_it_was(db, clerk):
+    run(db.connect(), """CREATE TABLE app.vault (key text); REVOKE ALL ON app.vault FROM clerk;
+      CREATE FUNCTION app.deposit(key text) RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+        AS 'INSERT INTO app.vault VALUES (key || session_user || current_user)'""")
+    create(clerk)
+    emit(db, ("e1", {"sql": "SELECT app.deposit('x')"}))
+    settled(db, 1)
+    assert db.value("SELECT key FROM app.vault") == "xpostgrespostgres"
+
+
+def test_triggers_that_would_be_deferred_run_as_the_creator_and_belong_to_their_event(db, clerk):
+    run(clerk, """CREATE FUNCTION app.note() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+          INSERT INTO app.seen VALUES (current_user);
+          IF NEW.id = 13 THEN RAISE EXCEPTION 'no thirteen' USING ERRCODE = '22000'; END IF;
+          RETURN NULL;
+        END $$;
+      CREATE TABLE app.seen (name text);
+      CREATE TABLE app.items (id int);
+      CREATE CONSTRAINT TRIGGER note AFTER INSERT ON app.items DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION app.note()""")
+    create(clerk)
+    emit(db, *[(f"e{i}", {"sql": f"INSERT INTO app.items VALUES ({i})"}) for i in (1, 13, 2)])
+    settled(db, 2, 1)
+    assert effects(db) == ["e1", "e2"] and dead(db) == {"e13": "22000: no thirteen"}
+    assert db.sql("SELECT name, count(*) FROM app.seen GROUP BY 1") == [("clerk", 2)]
+
+
+def test_constraints_are_never_deferred(db, clerk):
+    create(clerk, max_attempts=1)
+    good = [(f"e{i}", {"sql": f"INSERT INTO app.parent VALUES ({i}); INSERT INTO app.child VALUES ({i}, {i})"})
+            for i in range(3)]
+    emit(db, *good, ("orphan", {"sql": "INSERT INTO app.child VALUES (9, 9)"}),
+         ("defer", {"sql": "SET CONSTRAINTS ALL DEFERRED; INSERT INTO app.child VALUES (8, 8)"}), ("last", {}))
+    settled(db, 4, 2)
+    assert dead(db)["orphan"].startswith("23503: ") and dead(db)["defer"].startswith("42501: ")
+
+
+def test_a_failing_event_is_tried_again_and_then_dead(db, clerk):
+    create(clerk, max_attempts=3)
+    run(clerk, "CREATE SEQUENCE app.tries")
+    emit(db, ("a", {}, "k1"), ("bad", {"sql": "SELECT nextval('app.tries')", "sqlstate": "P0001"}, "k2"), ("c", {}, "k1"))
+    settled(db, 2, 1)
+    assert effects(db) == ["a", "c"]
+    assert dead(db) == {"bad": "P0001: handler says no"}
+    assert db.value("SELECT last_value FROM app.tries") == 3
+
+
+def test_unfit_content_is_not_tried_again(db, clerk):
+    create(clerk, max_attempts=3)
+    run(clerk, "CREATE SEQUENCE app.tries")
+    emit(db, ("bad", {"sql": "SELECT nextval('app.tries')", "sqlstate": "22023"}), ("b", {}))
+    settled(db, 1, 1)
+    assert db.value("SELECT last_value FROM app.tries") == 1
+
+
+def test_order_of_a_key_across_a_failure(db, clerk):
+    run(clerk, "CREATE TABLE app.gate (open boolean)")
+    create(clerk, max_attempts=1000)
+    gate = {"sql": "DO $$ BEGIN IF NOT EXISTS (SELECT FROM app.gate) THEN RAISE EXCEPTION 'shut'; END IF; END $$"}
+    emit(db, ("a1", {}, "a"), ("a2", gate, "a"), ("b1", {}, "b"), ("a3", {}, "a"), ("b2", {}, "b"))
+    settled(db, 3)
+    assert effects(db) == ["a1", "b1", "b2"]
+    run(clerk, "INSERT INTO app.gate VALUES (true)")
+    settled(db, 5)
+    assert effects(db) == ["a1", "b1", "b2", "a2", "a3"]
+
+
+def test_a_call_that_takes_too_long_fails(db, clerk):
+    create(clerk, {"statement_timeout": "200ms"}, max_attempts=1)
+    emit(db, ("a", {}), ("slow", {"sql": "SELECT pg_sleep(60)"}), ("c", {}))
+    settled(db, 2, 1)
+    assert dead(db)["slow"].startswith("57014: ")
+
+
+def test_a_cancelled_call_fails_and_the_worker_goes_on(db, clerk):
+    create(clerk, max_attempts=1)
+    emit(db, ("slow", {"sql": "SELECT pg_sleep(60)"}))
+    pid = worker_pid(db)
+    eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid) == "PgSleep")
+    db.sql("SELECT pg_cancel_backend(%s)", pid)
+    settled(db, 0, 1)
+    emit(db, ("b", {}))
+    settled(db, 1, 1)
+    assert worker_pid(db) == pid
+
+
+def test_nothing_is_left_in_the_session(db, clerk):
+    create(clerk, max_attempts=1)
+    leave = """DO $$ BEGIN
+      SET work_mem = '77MB'; PERFORM set_config('search_path', 'app', false); PERFORM set_config('my.mark', 'left', false);
+      PERFORM pg_advisory_lock(4711); SET CONSTRAINTS ALL IMMEDIATE; END $$"""
+    look = """UPDATE app.effects SET event = jsonb_build_object('work_mem', current_setting('work_mem'),
+      'search_path', current_setting('search_path'), 'mark', current_setting('my.mark', true), 'locks',
+      (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM pg_database WHERE
+      datname = current_database()) AND objid = 4711)) WHERE key = '%s'"""
+    failing = {"sql": leave, "sqlstate": "P0001"}
+    emit(db, ("before", {"sql": look % "before"}), ("leave", {"sql": leave}), ("after", {"sql": look % "after"}),
+         ("fail", failing), ("later", {"sql": look % "later"}))
+    settled(db, 4, 1)
+    found = dict(db.sql("SELECT key, event FROM app.effects WHERE key <> 'leave'"))
+    assert found["before"] == {"work_mem": "4MB", "search_path": "pg_catalog, pg_temp", "mark": None, "locks": 0}
+    assert found["after"] | {"mark": None} == found["before"] and not found["after"]["mark"]
+    assert found["later"] | {"mark": None} == found["before"] and not found["later"]["mark"]
+
+
+def test_a_role_or_function_that_is_gone_stops_the_destination_and_burns_nothing(db, clerk):
+    create(clerk, max_attempts=1)
+    run(clerk, "ALTER FUNCTION app.handle(jsonb) RENAME TO elsewhere")
+    emit(db, ("a", {}))
+    eventually(lambda: "function app.handle(pg_catalog.jsonb) does not exist" in
+               (db.value("SELECT last_error FROM outbox_status") or ""))
+    run(clerk, "ALTER FUNCTION app.elsewhere(jsonb) RENAME TO handle")
+    settled(db, 1)
+    db.sql("REVOKE ALL ON FUNCTION app.handle(jsonb) FROM PUBLIC, clerk")
+    emit(db, ("b", {}))
+    eventually(lambda: "permission denied for function" in db.value("SELECT last_error FROM outbox_status"))
+    db.sql("GRANT EXECUTE ON FUNCTION app.handle(jsonb) TO clerk")
+    settled(db, 2)
+    db.sql("ALTER ROLE clerk RENAME TO clerk2")
+    emit(db, ("c", {}))
+    eventually(lambda: 'role "clerk", as which' in db.value("SELECT last_error FROM outbox_status"))
+    db.sql("ALTER ROLE clerk2 RENAME TO clerk")
+    settled(db, 3)
+
+
+def test_an_error_at_commit_is_found_to_be_one_events_fault(db, clerk):
+    """A key that is begun and not completed fails the transaction when it commits, not before."""
+    db.sql("SELECT retrysafe.retrysafe_grant('clerk', 'write')")
+    create(clerk, max_attempts=1)
+    begin = {"sql": "SELECT retrysafe.idem_begin('k', '\\x01'::bytea)"}
+    emit(db, ("a", {}), ("b", {}), ("open", begin), ("c", {}))
+    settled(db, 3, 1)
+    assert effects(db) == ["a", "b", "c"] and set(dead(db)) == {"open"}
+
+
+def test_may_emit(db, clerk):
+    db.sql("SELECT retrysafe.retrysafe_grant('clerk', 'write')")
+    create(clerk)
+    emit(db, ("a", {"sql": "SELECT retrysafe.outbox_emit(NULL, 'b', 't', '{}')"}))
+    settled(db, 2)
+    assert effects(db) == ["a", "b"]
+
+
+def test_a_conflict_costs_no_attempt(db, clerk):
+    """The worker is the one that the deadlock detector chooses."""
+    run(clerk, "INSERT INTO app.parent VALUES (1), (2)")
+    create(clerk, max_attempts=1)
+    client = db.connect(autocommit=False)
+    run(client, "SET deadlock_timeout = '60s'")
+    run(client, "SELECT FROM app.parent WHERE id = 2 FOR UPDATE")
+    lock = {"sql": "SELECT FROM app.parent WHERE id = %d FOR UPDATE"}
+    emit(db, ("x", {"sql": lock["sql"] % 1}), ("y", {"sql": lock["sql"] % 2}))
+    eventually(lambda: db.value("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %s", worker_pid(db)) == "Lock")
+    run(client, "SELECT FROM app.parent WHERE id = 1 FOR UPDATE")
+    client.commit()
+    settled(db, 2)
+
+
+def test_exactly_once_when_the_worker_dies(db, clerk):
+    """Killed in the middle of a batch, and after everything was recorded but not committed."""
+    create(clerk)
+    run(clerk, "CREATE TABLE app.stop (on_key text)")
+    run(clerk, "INSERT INTO app.stop VALUES ('e3')")
+    wait = {"sql": "DO $$ BEGIN WHILE EXISTS (SELECT FROM app.stop WHERE on_key = 'e3') LOOP PERFORM pg_sleep(0.01);"
+                   " END LOOP; END $$"}
+    emit(db, *[(f"e{i}", wait if i == 3 else {}) for i in range(6)])
+    pid = worker_pid(db)
+    eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid) == "PgSleep")
+    kill(pid)
+    eventually(lambda: succeeds(lambda: db.sql("DELETE FROM app.stop")))
+    settled(db, 6)
+    db.server.set("retrysafe.fault_points", "function.before_commit=kill")
+    try:
+        emit(db, *[(f"f{i}", {}) for i in range(6)])
+        eventually(lambda: "was terminated by signal 9" in db.server.log()[-4000:])
+    finally:
+        eventually(lambda: succeeds(lambda: db.server.set("retrysafe.fault_points", None)))
+    eventually(lambda: succeeds(lambda: effects(db)))
+    settled(db, 12)
+    assert effects(db) == [f"e{i}" for i in range(6)] + [f"f{i}" for i in range(6)]
+    assert db.value("SELECT sum(delivered_total) FROM (SELECT max(total_delivered) AS delivered_total FROM"
+                    " outbox_batches GROUP BY destination, shard) t") == 12
+
+
+def succeeds(action):
+    """While the server goes down and up again and again."""
+    try:
+        action()
+        return True
+    except psycopg2.Error:
+        return False
+
+
+def test_termination_in_a_call_undoes_the_batch(db, clerk):
+    create(clerk, max_attempts=1)
+    run(clerk, "CREATE TABLE app.stop (on_key text)")
+    run(clerk, "INSERT INTO app.stop VALUES ('x')")
+    wait = {"sql": "DO $$ BEGIN WHILE EXISTS (SELECT FROM app.stop) LOOP PERFORM pg_sleep(0.01); END LOOP; END $$"}
+    emit(db, ("a", {}), ("b", wait))
+    pid = worker_pid(db)
+    eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid) == "PgSleep")
+    db.sql("SELECT pg_terminate_backend(%s)", pid)
+    eventually(lambda: not db.sql("SELECT FROM pg_stat_activity WHERE pid = %s", pid))
+    db.sql("DELETE FROM app.stop")
+    settled(db, 2)
+    assert dead(db) == {}
