@@ -236,6 +236,22 @@ def test_one_refused_key_and_one_failing_key_hold_up_no_other(db, receiver):
     assert status(db, "hook")["dead"] == 0
 
 
+@pytest.mark.parametrize("on_exhausted", ["dead_letter", "block"])
+def test_a_dead_letter_makes_nothing_come_twice(db, receiver, on_exhausted):
+    create(db, "hook", receiver, on_exhausted=on_exhausted)
+    receiver.behave(lambda request: 422 if request.header("ce-partitionkey") == "P" else 204)
+    connection = db.connect(autocommit=False)
+    for i in range(1, 4):
+        run(connection, "SELECT outbox_emit(NULL, %s, 'step', to_jsonb(%s), 'P')", f"P:{i}", i)
+    for i in range(50):
+        run(connection, "SELECT outbox_emit(NULL, %s, 'step', to_jsonb(%s), %s)", f"x:{i}", i, f"x:{i % 7}")
+    connection.commit()
+    dead = 3 if on_exhausted == "dead_letter" else 1
+    eventually(lambda: (status(db, "hook")["delivered"], status(db, "hook")["dead"]) == (50, dead))
+    arrived = [key_of(request) for request in receiver.requests]
+    assert len(arrived) == len(set(arrived)) == 50 + dead
+
+
 def test_a_dead_letter_that_blocks_its_key(db, receiver):
     create(db, "hook", receiver, on_exhausted="block")
     receiver.behave(lambda request: 422 if key_of(request) == "P:1" else 204)
