@@ -2,16 +2,83 @@
 import json
 import os
 import pathlib
+import select
 import shutil
 import socket
-import subprocess
+import sys
 import tempfile
 import threading
+import time
+import uuid
 
+import psycopg2
 import pytest
 
-from conftest import Server, eventually, kill, make_database, run
-from sink_module import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, Sink, event_id
+from conftest import TOP, Server, eventually, make_database, run
+
+sys.path.insert(0, str(TOP / "test/sinks"))
+import sink as interface  # noqa: E402
+from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError  # noqa: E402
+
+
+def event_id(key):
+    """The same key is the same event."""
+    return str(uuid.uuid5(uuid.NAMESPACE_URL, key))
+
+
+class Sink(interface.Sink):
+    """Events and their outcomes by event key."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.longest = 0.0  # seconds that one call took
+        self._numbers = 0
+        self._waiting = {}
+
+    def _timed(self, function, *arguments):
+        begin = time.monotonic()
+        result = function(*arguments)
+        self.longest = max(self.longest, time.monotonic() - begin)
+        return result
+
+    def submit(self, key, payload="{}", attempt=1, **parts):
+        self._numbers += 1
+        event = interface.event(self._numbers, id=event_id(key), event_key=key, payload=payload, **parts)
+        event.attempt = attempt
+        self._waiting[self._numbers] = (key, event)
+        if self._timed(super().submit, event):
+            return True
+        del self._waiting[self._numbers]
+        return False
+
+    def flush(self):
+        self._timed(self.module.flush, self.handle)
+
+    def collect(self):
+        outcomes, timeout = self._timed(super().collect)
+        return {self._waiting.pop(outcome.tag)[0]: outcome for outcome in outcomes}, timeout
+
+    def wait(self, within=20):
+        """Works until every event has its outcome."""
+        result = {}
+        deadline = time.monotonic() + within
+        while self._waiting:
+            found, timeout = self.collect()
+            result.update(found)
+            if self._waiting and not found:
+                left = deadline - time.monotonic()
+                assert left > 0, f"no outcome for {[key for key, _ in self._waiting.values()]}"
+                descriptor = self.module.wait_fd(self.handle)
+                select.select([descriptor], [], [], left if timeout < 0 else min(left, timeout / 1000))
+        return result
+
+    def deliver(self, *keys):
+        """One batch."""
+        for key in keys:
+            assert self.submit(key)
+        self.flush()
+        return self.wait()
+
 
 INBOX = """CREATE TABLE public.retrysafe_inbox (
   event_id uuid PRIMARY KEY, event_type text NOT NULL, source text, event_key text, scope text, ordering_key text,
@@ -43,13 +110,13 @@ def sinks():
     def open_sink(database, allowed="127.0.0.1, ::1, localhost", **options):
         given = {"host": "127.0.0.1", "port": database.server.port, "dbname": database.name, "user": "postgres",
                  "require_password": "false", **options}
-        opened.append(Sink("postgres", {k: v for k, v in given.items() if v is not None}, allowed))
+        opened.append(Sink("postgres", {name: value for name, value in given.items() if value is not None}, allowed))
         return opened[-1]
 
     yield open_sink
     for sink in opened:
         sink.close()
-        assert sink.logged == []
+        assert sink.log_lines == []
         assert sink.longest < 0.5, "a call blocked"
 
 
@@ -71,10 +138,10 @@ def test_fills_the_inbox(far, sinks):
     sink.flush()
     assert statuses(sink.wait()) == {"e1": DELIVERED, "e2": DELIVERED}
     rows = far.sql("SELECT event_id::text, event_type, source, event_key, scope, ordering_key, payload, headers,"
-                   " created_at = '2026-01-02 03:04:05.000006+00' FROM public.retrysafe_inbox ORDER BY serial")
-    assert rows == [(event_id("e1"), "order.paid", "retrysafe/db", "e1", "s", "order 1", payload,
+                   " created_at = '2026-01-02 03:04:05.678901+00' FROM public.retrysafe_inbox ORDER BY serial")
+    assert rows == [(event_id("e1"), "order.paid", "retrysafe/shop/", "e1", "s", "order 1", payload,
                      {"traceparent": "00-1", "quote\"": "a\nb"}, True),
-                    (event_id("e2"), "t", "retrysafe/db", "e2", "", None, None, {}, True)]
+                    (event_id("e2"), "order.created", "retrysafe/shop/", "e2", "", None, None, {}, True)]
 
 
 def test_function_gets_the_event_and_only_new_ones(far, sinks):
@@ -83,8 +150,8 @@ def test_function_gets_the_event_and_only_new_ones(far, sinks):
     sink.flush()
     assert statuses(sink.wait()) == {"e1": DELIVERED}
     assert far.value("SELECT event FROM public.effects") == {
-        "id": event_id("e1"), "type": "t", "key": "e1", "scope": "", "ordering_key": "k", "payload": {"a": [1]},
-        "headers": {"h": "v"}, "created_at": "2026-01-02T03:04:05.000006Z", "attempt": 3}
+        "id": event_id("e1"), "type": "order.created", "key": "e1", "scope": "", "ordering_key": "k", "payload": {"a": [1]},
+        "headers": {"h": "v"}, "created_at": "2026-01-02T03:04:05.678901Z", "attempt": 3}
     assert statuses(sink.deliver("e1", "e2", "e2x")) == {"e1": DELIVERED, "e2": DELIVERED, "e2x": DELIVERED}
     assert effects(far) == ["e1", "e2", "e2x"]
     assert far.value("SELECT count(*) FROM public.retrysafe_inbox") == 3
@@ -215,7 +282,7 @@ def test_a_conflict_with_another_transaction_costs_no_attempt(far, sinks):
 def test_a_minimal_inbox_is_enough(db, sinks):
     db.sql("CREATE TABLE public.seen (event_id text PRIMARY KEY, payload int, created_at date)")
     sink = sinks(db, inbox_table="public.seen")
-    assert statuses(sink.deliver("a", "b", "a", payload='{"x": 1}')) == {"a": DELIVERED, "b": DELIVERED}
+    assert statuses(sink.deliver("a", "b", "a")) == {"a": DELIVERED, "b": DELIVERED}
     assert db.sql("SELECT event_id, payload, created_at FROM public.seen ORDER BY event_id") == sorted(
         [(event_id("a"), None, None), (event_id("b"), None, None)])
 
@@ -226,7 +293,7 @@ def test_an_inbox_for_several_consumers(far, sinks):
         sinks(far, inbox_table='public."In Box"', function="public.handle", consumer=consumer).deliver("a")
     sinks(far, inbox_table='public."In Box"', function="public.handle").deliver("a")
     assert effects(far) == ["a"] * 3
-    assert far.sql('SELECT consumer FROM public."In Box" ORDER BY 1') == [("dest",), ("one",), ("two",)]
+    assert far.sql('SELECT consumer FROM public."In Box" ORDER BY 1') == [("one",), ("test",), ("two",)]
 
 
 def test_an_inbox_function(far, sinks):
@@ -240,7 +307,7 @@ def test_an_inbox_function(far, sinks):
     sink.deliver("a", "b")
     sink.deliver("b", "c")
     assert effects(far) == ["a", "b", "c"]
-    assert far.value("SELECT count(*) FROM public.accepted WHERE consumer = 'dest'") == 3
+    assert far.value("SELECT count(*) FROM public.accepted WHERE consumer = 'test'") == 3
     assert far.value("SELECT count(*) FROM public.retrysafe_inbox") == 0
 
 
@@ -362,7 +429,7 @@ def test_a_password_that_nobody_asks_for_is_no_password(far, sinks):
     assert statuses(outcomes) == {"a": UNREACHABLE}
     assert "did not ask for the password" in outcomes["a"].reason or "authentication" in outcomes["a"].reason
     assert far.value("SELECT count(*) FROM public.retrysafe_inbox") == 0
-    with pytest.raises(ValueError, match='option "password" is missing'):
+    with pytest.raises(OpenError, match='option "password" is missing'):
         sinks(far, require_password="true")
 
 
@@ -410,7 +477,7 @@ def test_the_environment_gives_nothing_away(far, sinks, monkeypatch, tmp_path):
     ({"sslmode": "verify-ca"}, 'needs option "ca_file"'),
 ])
 def test_open_refuses_what_can_never_work(far, sinks, options, reason):
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(OpenError, match=reason):
         sinks(far, **options)
 
 
@@ -491,10 +558,98 @@ def test_a_server_that_goes_down_and_comes_back(server, sinks):
                 second.pg_ctl("start")
             assert set(statuses(outcomes).values()) <= {DELIVERED, UNREACHABLE}
             unreachable += sum(o.status == UNREACHABLE for o in outcomes.values())
-            waiting = [key for key in waiting if outcomes.get(key, (UNREACHABLE,))[0] != DELIVERED]
+            waiting = [key for key in waiting if key not in outcomes or outcomes[key].status != DELIVERED]
             rounds += 1
         assert effects(far) == [f"e{i}" for i in range(600)]
         assert rounds > 12 or unreachable == 0
     finally:
         second.stop()
         shutil.rmtree(directory.parent)
+
+
+# --- with the worker -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def second(server):
+    """Another database of the same server, as the far side."""
+    database = make_database(server)
+    database.sql(INBOX)
+    database.sql(HANDLER)
+    yield database
+    admin = server.connect()
+    run(admin, f'DROP DATABASE "{database.name}" WITH (FORCE)')
+
+
+def create(db, far, **options):
+    options = {"host": "127.0.0.1", "port": far.server.port, "dbname": far.name, "user": "postgres", **options}
+    db.sql("SELECT outbox_create_destination('far', 'postgres', %s, backoff => '50 ms', backoff_max => '200 ms')",
+           json.dumps(options))
+
+
+def test_the_worker_delivers(db, second):
+    create(db, second, function="public.handle")
+    db.sql("SELECT outbox_emit(NULL, 'e' || i, 'order.paid', jsonb_build_object('i', i), 'k' || i % 3, '{\"h\": \"v\"}')"
+           " FROM generate_series(1, 100) AS i ORDER BY i")
+    eventually(lambda: len(effects(second)) == 100)
+    assert second.sql("SELECT event_id::text FROM public.retrysafe_inbox ORDER BY serial") == db.sql(
+        "SELECT event_id::text FROM outbox_events ORDER BY id")
+    for key in ("k0", "k1", "k2"):
+        positions = [row[0] for row in second.sql(
+            "SELECT (payload->>'i')::int FROM public.retrysafe_inbox WHERE ordering_key = %s ORDER BY serial", key)]
+        assert positions == sorted(positions)
+
+
+def test_another_installation_can_be_the_inbox(db, second):
+    create(db, second, function="public.handle", inbox_function="retrysafe.inbox_accept", consumer="shop")
+    db.sql("SELECT outbox_emit(NULL, 'e1', 't', '{}')")
+    eventually(lambda: effects(second) == ["e1"])
+    assert second.sql("SELECT consumer, event_id FROM retrysafe.inbox_messages") == [
+        ("shop", db.value("SELECT event_id::text FROM outbox_events"))]
+
+
+def test_the_status_tells_what_is_missing(db, second):
+    second.sql("DROP TABLE public.retrysafe_inbox")
+    create(db, second)
+    db.sql("SELECT outbox_emit(NULL, 'e1', 't', '{}')")
+    eventually(lambda: "CREATE TABLE public.retrysafe_inbox (event_id uuid PRIMARY KEY)" in
+               (db.value("SELECT last_error FROM outbox_status") or ""))
+    second.sql(INBOX)
+    eventually(lambda: second.value("SELECT count(*) FROM public.retrysafe_inbox") == 1)
+    assert db.value("SELECT count(*) FROM outbox_dead_letters") == 0
+
+
+def test_poison_goes_to_the_dead_letters_and_holds_up_its_key_only(db, second):
+    db.sql("SELECT outbox_create_destination('far', 'postgres', %s, max_attempts => 2, backoff => '10 ms',"
+           " backoff_max => '10 ms')",
+           json.dumps({"host": "127.0.0.1", "port": second.server.port, "dbname": second.name, "user": "postgres",
+                       "function": "public.handle"}))
+    db.sql("SELECT outbox_emit(NULL, 'e' || i, 't', CASE WHEN i = 3 THEN '{\"sqlstate\": \"P0001\"}'::jsonb ELSE '{}' END,"
+           " 'k' || i % 2) FROM generate_series(1, 10) AS i ORDER BY i")
+    eventually(lambda: db.value("SELECT count(*) FROM outbox_dead_letters") == 1)
+    eventually(lambda: len(effects(second)) == 9)
+    assert db.value("SELECT reason FROM outbox_dead_letters") == "P0001: handler says no"
+
+
+def test_effectively_once_when_the_worker_dies(db, second):
+    """Killed after the far side committed, before it was recorded."""
+    create(db, second, function="public.handle")
+    db.server.set("retrysafe.fault_points", "worker.after_ack=kill")
+    try:
+        db.sql("SELECT outbox_emit(NULL, 'e' || i, 't', '{}', 'k') FROM generate_series(1, 50) AS i ORDER BY i")
+        eventually(lambda: succeeds(lambda: len(effects(second)) == 50 or 1 / 0))
+        seen = db.server.log().count("was terminated by signal 9")
+        eventually(lambda: db.server.log().count("was terminated by signal 9") > seen, message="sent again")
+    finally:
+        eventually(lambda: succeeds(lambda: db.server.set("retrysafe.fault_points", None)))
+    eventually(lambda: succeeds(lambda: db.value("SELECT delivered FROM outbox_status") == 50 or 1 / 0))
+    assert effects(second) == [f"e{i}" for i in range(1, 51)]
+
+
+def succeeds(action):
+    """While the server goes down and up again and again."""
+    try:
+        action()
+        return True
+    except (psycopg2.Error, ZeroDivisionError):
+        return False

@@ -1,5 +1,4 @@
 #include "sinks/postgres/delivery_statement.hpp"
-#include "sinks/postgres/message.hpp"
 
 #include <gtest/gtest.h>
 
@@ -58,17 +57,6 @@ TEST(DeliveryStatementTest, HeadersBecomeAnObject) {
   std::string value;
   EXPECT_TRUE(parameter_text(Field::kHeaders, event, "c", &value));
   EXPECT_EQ(value, R"({"a":"1","b\"":"\u000a"})");
-}
-
-TEST(MessageTest, IsOneLineOfGoodText) {
-  EXPECT_EQ(one_line("a\nb\tc\n"), "a b c");
-  EXPECT_EQ(one_line("é€😀"), "é€😀");
-  EXPECT_EQ(one_line("\xff\xfe"), "??");
-  EXPECT_EQ(one_line("\xc3"), "?");                        // cut off
-  EXPECT_EQ(one_line("\xed\xa0\x80"), "???");              // surrogate
-  EXPECT_EQ(one_line("\xc0\xaf \xe0\x80\x80"), "?? ???");  // overlong
-  EXPECT_EQ(one_line("\xf4\x90\x80\x80"), "????");         // beyond the last character
-  EXPECT_EQ(one_line(std::string_view("a\0b", 3)), "a b");
 }
 
 }  // namespace
