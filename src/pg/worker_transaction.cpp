@@ -37,7 +37,8 @@ constexpr Setting pinned[] = {
     {"xmloption", "content"},
 };
 
-constinit volatile sig_atomic_t cancellable = 0;
+constinit volatile sig_atomic_t in_step = 0;
+constinit volatile sig_atomic_t cancelled_by_sigterm = 0;  // only steps that began before it
 
 struct Description {
   const char *what;
@@ -53,13 +54,23 @@ void describe(void *) {
     errcontext("while %s", description.what);
 }
 
+void cancel_step() {
+  InterruptPending = 1;
+  QueryCancelPending = 1;
+}
+
 void on_sigterm(int) {
   const int saved = errno;
   ShutdownRequestPending = 1;
-  if (cancellable) {
-    InterruptPending = 1;
-    QueryCancelPending = 1;
-  }
+  if (in_step && cancelled_by_sigterm) cancel_step();
+  SetLatch(MyLatch);
+  errno = saved;
+}
+
+// pg_cancel_backend, and the timeouts of the server.
+void on_sigint(int) {
+  const int saved = errno;
+  if (in_step) cancel_step();
   SetLatch(MyLatch);
   errno = saved;
 }
@@ -74,8 +85,10 @@ void pin_settings() {
   CommitTransactionCommand();
 }
 
-void handle_termination() {
+void handle_signals() {
   pqsignal(SIGTERM, on_sigterm);
+  pqsignal(SIGINT, on_sigint);
+  pqsignal(SIGHUP, SignalHandlerForConfigReload);
 }
 
 namespace detail {
@@ -85,7 +98,8 @@ void begin_step(const char *what, const char *subject, int timeout_ms) {
   context = {error_context_stack, describe, nullptr};
   error_context_stack = &context;
   QueryCancelPending = false;  // one that was meant for an earlier step
-  cancellable = !ShutdownRequestPending;
+  cancelled_by_sigterm = !ShutdownRequestPending;
+  in_step = 1;
   SetCurrentStatementStartTimestamp();
   pgstat_report_activity(STATE_RUNNING, subject ? psprintf("%s \"%s\"", what, subject) : what);
   StartTransactionCommand();
@@ -97,7 +111,7 @@ void end_step() {
   disable_timeout(STATEMENT_TIMEOUT, false);
   PopActiveSnapshot();
   CommitTransactionCommand();
-  cancellable = 0;
+  in_step = 0;
   error_context_stack = context.previous;
   pgstat_report_stat(false);
 }
@@ -105,7 +119,7 @@ void end_step() {
 StepError abort_step(const PgError &error) {
   StepError left{ERRCODE_OUT_OF_MEMORY, error.what()};
   if (error.data()) left.sqlstate = error.data()->sqlerrcode;
-  cancellable = 0;
+  in_step = 0;
   call([&] {
     disable_timeout(STATEMENT_TIMEOUT, false);
     AbortCurrentTransaction();

@@ -22,8 +22,6 @@ const char *state_of(const WorkerSlot &slot) {
       return "backing off";
     case Activity::kSuspended:
       return "suspended";
-    case Activity::kPublishOff:
-      return "publishing is off";
     case Activity::kStopping:
       return "stopping";
   }

@@ -142,7 +142,7 @@ class Worker {
       const char *why = nullptr;
       seen.suspended = outbox::publishing_suspended(&why);
       if (seen.suspended) strlcpy(seen.why, why ? why : "", sizeof seen.why);
-      if (seen.suspended || !settings::publish) return;
+      if (seen.suspended) return;
       seen.due = outbox::next_due(claims.data(), static_cast<int32>(claims.size()));
       if (seen.due <= GetCurrentTimestamp()) {
         outbox::move_due_events();
@@ -164,7 +164,7 @@ class Worker {
     }
     failures_ = 0;
     slot_is_running();
-    lanes_wanted_ = !seen.suspended && settings::publish;
+    lanes_wanted_ = !seen.suspended;
     note_suspension(seen.suspended, seen.why);
     if (!lanes_wanted_) {
       for (const auto &lane : lanes_) lane->leave();
@@ -302,8 +302,6 @@ class Worker {
     Activity activity = Activity::kIdle;
     if (suspended_)
       activity = Activity::kSuspended;
-    else if (!settings::publish)
-      activity = Activity::kPublishOff;
     else if (std::any_of(lanes_.begin(), lanes_.end(),
                          [](const auto &lane) { return !lane->idle() && !lane->resting(); }))
       activity = Activity::kPublishing;
@@ -322,7 +320,6 @@ class Worker {
         pgstat_report_activity(publishing ? STATE_RUNNING : STATE_IDLE, publishing ? "publishing" : "idle");
         if (!publishing) pgstat_report_stat(true);
       }
-      QueryCancelPending = false;  // there is no query to cancel
       return pg::wait(set_, timeout, pg::Wait::kWorkerMain);
     });
     if (!reloaded) return;
@@ -382,8 +379,7 @@ using namespace retrysafe;
 using namespace retrysafe::runtime;
 
 void retrysafe_worker_main(Datum) {
-  pg::handle_termination();
-  pqsignal(SIGHUP, SignalHandlerForConfigReload);
+  pg::handle_signals();
   BackgroundWorkerUnblockSignals();
   const auto arguments = pg::worker_extra<WorkerArguments>();
   if (!attach_slot(arguments)) proc_exit(0);

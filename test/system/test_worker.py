@@ -1,0 +1,572 @@
+"""The background worker: what it delivers, when it wakes, what it leaves alone, and how it ends."""
+import contextlib
+import pathlib
+import shutil
+import signal
+import tempfile
+import time
+
+import psycopg2
+import pytest
+
+from conftest import Pending, Server, eventually, kill, make_database, run
+from null_destination import DELIVERED, RETRY, UNREACHABLE, NullDestination, emit, register, worker_pids
+
+
+@contextlib.contextmanager
+def cluster(*settings):
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp"))
+    directory.chmod(0o755)
+    server = Server(directory / "cluster", *settings)
+    try:
+        yield server
+        text = server.log()
+        assert "signal 11" not in text and "signal 6" not in text, "a process crashed"
+    finally:
+        server.stop()
+        shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def own():
+    """A server that tests of this file may restart and crash."""
+    with cluster("retrysafe.poll_interval = 200ms") as server:
+        yield server
+
+
+@pytest.fixture
+def own_db(own):
+    database = make_database(own)
+    yield database
+    database.close()
+    admin = own.connect()
+    run(admin, f'DROP DATABASE IF EXISTS "{database.name}" WITH (FORCE)')
+    admin.close()
+
+
+@contextlib.contextmanager
+def fault(server, points):
+    server.set("retrysafe.fault_points", points)
+    try:
+        yield
+    finally:
+        server.set("retrysafe.fault_points", None)
+
+
+def scalar(server, query, *parameters, database="postgres"):
+    connection = server.connect(database)
+    try:
+        return run(connection, query, *parameters)[0][0]
+    finally:
+        connection.close()
+
+
+# --- publishing ------------------------------------------------------------------------------------------------
+
+def test_events_arrive_once_and_in_order(db):
+    d = NullDestination(db)
+    keys = [f"e{i}" for i in range(200)]
+    emit(db, *keys, ordering_key="one")
+    eventually(lambda: len(d.delivered()) >= 200)
+    assert d.delivered() == keys
+    published = {str(event_id) for (event_id,) in db.sql("SELECT event_id FROM outbox_events")}
+    assert {a.id for a in d.attempts()} == published
+    eventually(lambda: db.value("SELECT bool_and(sent_at IS NOT NULL) FROM outbox_events"))
+
+
+def test_a_commit_wakes_the_worker(server):
+    """The poll interval is an hour: what arrives was announced."""
+    with cluster("retrysafe.poll_interval = 1h") as quiet:
+        db = make_database(quiet)
+        d = NullDestination(db)
+        for i in range(20):
+            emit(db, f"e{i}")
+            eventually(lambda: len(d.delivered()) == i + 1, timeout=5)
+
+
+def test_delayed_events_come_when_due(db):
+    d = NullDestination(db)
+    db.sql("SELECT outbox_emit(NULL, 'late', 't', '1', deliver_after => clock_timestamp() + interval '1.5 s')")
+    emit(db, "now")
+    eventually(lambda: d.delivered() == ["now"])
+    eventually(lambda: d.delivered() == ["now", "late"], timeout=5)
+
+
+def test_a_failed_event_is_tried_again_and_dies_at_last(db):
+    d = NullDestination(db, options='"refuse": "bad"', max_attempts=3, backoff="interval '50 ms'")
+    emit(db, "good1", "bad", "good2")
+    eventually(lambda: d.status()["dead"] == 1)
+    assert d.delivered() == ["good1", "good2"]
+
+    d.tell("retry")
+    emit(db, "slow")
+    eventually(lambda: len([a for a in d.attempts(RETRY) if a.key == "slow"]) >= 2)
+    d.tell("ok")
+    eventually(lambda: "slow" in d.delivered() or d.status()["dead"] == 2)
+
+
+def test_an_unreachable_destination_costs_nothing(db):
+    """P6: no attempts burnt, no writes per event, one line in the log, and the other destination goes on."""
+    away = NullDestination(db, "away", backoff="interval '50 ms'", backoff_max="interval '200 ms'")
+    other = NullDestination(db, "other")
+    away.tell("unreachable")
+    before = db.server.log().count('destination "away" is unreachable')
+    keys = [f"e{i}" for i in range(50)]
+    emit(db, *keys, ordering_key="k")
+    eventually(lambda: other.delivered() == keys)
+    eventually(lambda: len(away.attempts(UNREACHABLE)) > 8)
+    status = away.status()
+    assert status["state"] == "backing off" or status["failures"] > 0
+    assert (status["parked_retry"], status["parked_blocked"], status["dead"]) == (0, 0, 0)
+    assert db.server.log().count('destination "away" is unreachable') == before + 1
+    away.tell("ok")
+    eventually(lambda: away.delivered() == keys)
+    assert {a.number for a in away.attempts()} == {"1"}
+    eventually(lambda: 'destination "away" is back after' in db.server.log())
+
+
+def test_a_destination_that_cannot_be_opened_says_why(db):
+    d = NullDestination(db, options='"broken": "no such thing"')
+    emit(db, "e1")
+    eventually(lambda: d.status()["last_error"] == "no such thing")
+    db.sql("SELECT outbox_alter_destination('d', '{\"broken\": null}')")
+    db.sql("SELECT outbox_resume('d')")
+    eventually(lambda: d.delivered() == ["e1"])
+
+
+def test_pause_alter_and_drop_reach_the_worker(db):
+    d = NullDestination(db)
+    emit(db, "e1")
+    eventually(lambda: d.delivered() == ["e1"])
+    db.sql("SELECT outbox_pause('d')")
+    eventually(lambda: not d.status()["holders"])
+    emit(db, "e2")
+    db.sql("SELECT outbox_alter_destination('d', '{\"refuse\": \"e3\"}')")
+    db.sql("SELECT outbox_resume('d')")
+    emit(db, "e3", "e4")
+    eventually(lambda: d.delivered() == ["e1", "e2", "e4"])
+    assert d.status()["dead"] == 1
+    db.sql("SELECT outbox_drop_destination('d')")
+    eventually(lambda: db.value("SELECT shards FROM outbox_workers WHERE database = current_database()") == 0)
+
+
+def test_publish_off_stops_and_on_starts(own_db):
+    d = NullDestination(own_db)
+    own_db.server.set("retrysafe.publish", "off")
+    try:
+        eventually(lambda: own_db.value("SELECT state FROM outbox_workers WHERE database = current_database()")
+                   == "suspended")
+        emit(own_db, "e1")
+        time.sleep(0.5)
+        assert d.delivered() == []
+    finally:
+        own_db.server.set("retrysafe.publish", None)
+    eventually(lambda: d.delivered() == ["e1"])
+
+
+def test_case_24_no_transaction_while_sending(own_db):
+    """An endpoint that takes 30 s: no transaction, snapshot or lock of the worker; commands on our tables do not
+    wait; a fast stop ends in 10 s, and the event comes again with its id."""
+    db = own_db
+    d = NullDestination(db, options='"delay_ms": 30000')
+    emit(db, "e1")
+    eventually(lambda: db.value("SELECT state FROM outbox_workers WHERE database = current_database()") == "publishing")
+    pid = worker_pids(db)[0]
+    began = time.monotonic()
+    while time.monotonic() - began < 3:
+        row = db.sql("SELECT xact_start, backend_xmin, (SELECT count(*) FROM pg_locks l WHERE l.pid = a.pid) "
+                     "FROM pg_stat_activity a WHERE pid = %s", pid)[0]
+        if row != (None, None, 0):
+            # A short step, if anything.
+            assert db.value("SELECT coalesce(max(clock_timestamp() - xact_start) < interval '1 s', true) "
+                            "FROM pg_stat_activity WHERE pid = %s", pid)
+        time.sleep(0.05)
+    for command in ("VACUUM FULL outbox_log", "VACUUM FULL outbox_batches", "ALTER TABLE outbox_shards ADD x int",
+                    "ALTER TABLE outbox_shards DROP x", "LOCK TABLE outbox_destinations"):
+        began = time.monotonic()
+        db.sql(command if not command.startswith("LOCK") else "BEGIN; LOCK TABLE outbox_destinations; COMMIT")
+        assert time.monotonic() - began < 2, command
+    event_id = db.value("SELECT event_id FROM outbox_events")
+    began = time.monotonic()
+    db.server.pg_ctl("restart", "-m", "fast")
+    assert time.monotonic() - began < 10
+    db.sql("SELECT outbox_alter_destination('d', '{\"delay_ms\": 0}')")
+    eventually(lambda: d.delivered() == ["e1"], timeout=40)
+    assert d.attempts()[-1].id == str(event_id)
+
+
+def test_commit_prepared_is_found_by_polling(own_db):
+    d = NullDestination(own_db)
+    session = own_db.connect(autocommit=False)
+    run(session, "SELECT outbox_emit(NULL, 'prepared', 't', '1')")
+    run(session, "PREPARE TRANSACTION 'p1'")
+    emit(own_db, "later")
+    eventually(lambda: d.delivered() == ["later"])
+    own_db.sql("COMMIT PREPARED 'p1'")
+    eventually(lambda: d.delivered() == ["later", "prepared"], timeout=10)
+
+
+def test_case_25_two_hundred_thousand_transactions_of_one_session(db):
+    """The memory of a long session does not grow with what it announces (a tenth of the number here)."""
+    session = db.connect()
+    run(session, "SELECT outbox_emit(NULL, 'warm' || i, 't', '1') FROM generate_series(1, 100) i")
+    measure = "SELECT sum(used_bytes) FROM pg_backend_memory_contexts"
+    for i in range(2000):
+        run(session, "SELECT outbox_emit(NULL, %s, 't', '1')", f"a{i}")
+    before = run(session, measure)[0][0]
+    for i in range(18000):
+        run(session, "SELECT outbox_emit(NULL, %s, 't', '1')", f"b{i}")
+    assert run(session, measure)[0][0] - before < 100_000
+
+
+def test_idle_means_no_query():
+    """What the server counts as statements, SPI included, does not grow while nothing happens."""
+    with cluster("shared_preload_libraries = 'retrysafe, pg_stat_statements'", "pg_stat_statements.track = all",
+                 "retrysafe.poll_interval = 50ms", "autovacuum = off") as quiet:
+        db = make_database(quiet)
+        d = NullDestination(db, lease="interval '2 s'")
+        NullDestination(db, "second", shards=4)
+        db.sql("CREATE EXTENSION pg_stat_statements")
+        emit(db, "e1", "e2")
+        eventually(lambda: len(d.delivered()) == 2)
+        count = ("SELECT sum(calls) FROM pg_stat_statements(true) WHERE userid = 10 AND "
+                 "query NOT LIKE '%pg_stat_statements%' AND query NOT LIKE '%pg_stat_activity%'")
+        session = db.connect()
+        time.sleep(3)
+        before = run(session, count)[0][0]
+        started = run(session, "SELECT query_start FROM pg_stat_activity WHERE backend_type = 'retrysafe worker'")
+        time.sleep(15)
+        assert run(session, count)[0][0] == before
+        assert started == run(session,
+                              "SELECT query_start FROM pg_stat_activity WHERE backend_type = 'retrysafe worker'")
+        assert run(session, "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) "
+                            "WHERE a.backend_type = 'retrysafe worker'") == [(0,)]
+        emit(db, "e3")
+        eventually(lambda: len(d.delivered()) == 3)
+
+
+def test_statistics_reach_autovacuum(db):
+    d = NullDestination(db)
+    emit(db, *(f"e{i}" for i in range(20)))
+    eventually(lambda: len(d.delivered()) == 20)
+    eventually(lambda: db.value("SELECT n_tup_ins > 1 FROM pg_stat_user_tables WHERE relname = 'outbox_batches'"))
+
+
+# --- sharing ---------------------------------------------------------------------------------------------------
+
+def test_several_workers_share_the_shards():
+    """A7: no event is sent by two, and all work. When one dies the others take over at once."""
+    with cluster("retrysafe.workers_per_database = 3") as server:
+        db = make_database(server)
+        d = NullDestination(db, shards=6, options='"delay_ms": 20')
+        eventually(lambda: len(worker_pids(db)) == 3)
+        eventually(lambda: db.sql("SELECT shards FROM outbox_workers WHERE process = 'worker'") == [(2,)] * 3)
+        session = db.connect()
+        run(session, "SELECT outbox_emit(NULL, 'e' || i, 't', '1', 'o' || i) FROM generate_series(1, 600) i")
+        eventually(lambda: len(d.delivered()) == 600)
+        assert len(set(d.delivered())) == 600
+        assert len({a.pid for a in d.attempts()}) == 3
+
+        db.sql("SELECT pg_terminate_backend(%s)", worker_pids(db)[0])
+        run(session, "SELECT outbox_emit(NULL, 'f' || i, 't', '1', 'o' || i) FROM generate_series(1, 60) i")
+        eventually(lambda: len(d.delivered()) == 660, timeout=5)
+        eventually(lambda: db.sql("SELECT shards FROM outbox_workers WHERE process = 'worker'") == [(2,)] * 3)
+        assert len(set(d.delivered())) == 660
+
+        server.set("retrysafe.workers_per_database", 1)
+        eventually(lambda: db.sql("SELECT shards FROM outbox_workers WHERE process = 'worker'") == [(6,)])
+
+
+# --- recording -------------------------------------------------------------------------------------------------
+
+def test_outcomes_that_could_not_be_recorded_are_not_sent_again(own_db):
+    d = NullDestination(own_db)
+    with fault(own_db.server, "record.before_commit=error"):
+        emit(own_db, "e1")
+        eventually(lambda: own_db.value("SELECT last_error IS NOT NULL FROM outbox_workers "
+                                        "WHERE database = current_database()"))
+        assert own_db.value("SELECT sent_at FROM outbox_events") is None
+    eventually(lambda: own_db.value("SELECT sent_at IS NOT NULL FROM outbox_events"))
+    assert d.delivered() == ["e1"]
+
+
+def test_killed_between_ack_and_record_sends_again_with_the_same_id(own_db):
+    """A6, as far as the worker goes."""
+    d = NullDestination(own_db)
+    fault_of_the_next_worker(own_db, "worker.after_ack=kill")
+    emit(own_db, "e1")
+    eventually(lambda: d.delivered() == ["e1", "e1"], timeout=30)
+    eventually(lambda: can_connect(own_db.server))
+    eventually(lambda: own_db.value("SELECT sent_at IS NOT NULL FROM outbox_events"))
+    assert d.delivered() == ["e1", "e1"]
+    assert len({a.id for a in d.attempts()}) == 1
+    assert len({a.pid for a in d.attempts()}) == 2
+
+
+def fault_of_the_next_worker(db, points):
+    """The worker that runs now has the fault, its successor does not."""
+    eventually(lambda: worker_pids(db))
+    before = worker_pids(db)
+    db.sql(f"ALTER DATABASE {db.name} SET retrysafe.fault_points = '{points}'")
+    db.sql("SELECT pg_terminate_backend(%s)", before[0])
+    eventually(lambda: worker_pids(db) not in ([], before))
+    eventually(lambda: db.value("SELECT shards > 0 FROM outbox_workers WHERE database = current_database()"))
+    db.sql(f"ALTER DATABASE {db.name} RESET retrysafe.fault_points")
+
+
+def can_connect(server):
+    try:
+        server.connect().close()
+        return True
+    except psycopg2.OperationalError:
+        return False
+
+
+# --- databases -------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("state", ["idle", "busy", "backing off"])
+def test_case_18_drop_database(own, state):
+    """Each under 5 s (busy: 10 s), none cancelled. Twenty rounds over the three states."""
+    admin = own.connect()
+    for _ in range(7):
+        db = make_database(own)
+        d = NullDestination(db, options='"delay_ms": 30000' if state == "busy" else "")
+        if state == "backing off":
+            d.tell("unreachable")
+        emit(db, "e1")
+        if state == "busy":
+            eventually(lambda: db.value("SELECT state FROM outbox_workers WHERE database = current_database()")
+                       == "publishing")
+        else:
+            eventually(d.attempts)
+        began = time.monotonic()
+        run(admin, f'DROP DATABASE "{db.name}"')
+        assert time.monotonic() - began < (10 if state == "busy" else 5)
+    admin.close()
+    assert "does not exist" not in own.log().split("ready to accept connections")[-1]
+
+
+def test_rename_and_template_work_beside_a_worker(own_db):
+    d = NullDestination(own_db)
+    emit(own_db, "e1")
+    eventually(d.delivered)
+    admin = own_db.server.connect()
+    name = own_db.name
+    for command in (f"ALTER DATABASE {name} RENAME TO {name}x", f"ALTER DATABASE {name}x RENAME TO {name}",
+                    f"CREATE DATABASE {name}copy TEMPLATE {name}", f"DROP DATABASE {name}copy"):
+        began = time.monotonic()
+        run(admin, command)
+        assert time.monotonic() - began < 5, command
+    emit(own_db, "e2")
+    eventually(lambda: d.delivered() == ["e1", "e2"])
+    admin.close()
+
+
+def test_a_failed_command_lets_the_worker_come_back(own_db):
+    d = NullDestination(own_db)
+    session = own_db.connect()
+    admin = own_db.server.connect()
+    with pytest.raises(psycopg2.errors.ObjectInUse):
+        run(admin, f"DROP DATABASE {own_db.name}")  # `session` is in it
+    run(session, "SELECT outbox_emit(NULL, 'e1', 't', '1')")
+    eventually(lambda: d.delivered() == ["e1"])
+    admin.close()
+
+
+def test_strangers_cannot_make_the_worker_leave(own_db):
+    NullDestination(own_db)
+    eventually(lambda: worker_pids(own_db))
+    before = worker_pids(own_db)
+    admin = own_db.server.connect()
+    run(admin, "CREATE ROLE stranger LOGIN")
+    stranger = own_db.server.connect(user="stranger")
+    with pytest.raises(psycopg2.errors.InsufficientPrivilege):
+        run(stranger, f"DROP DATABASE {own_db.name}")
+    stranger.close()
+    run(admin, "DROP ROLE stranger")
+    admin.close()
+    assert worker_pids(own_db) == before
+
+
+def test_case_19_drop_extension_with_a_busy_worker(own_db):
+    db = own_db
+    d = NullDestination(db, options='"delay_ms": 100, "parallel": 1')
+    session = db.connect()
+    run(session, "SELECT outbox_emit(NULL, 'e' || i, 't', '1') FROM generate_series(1, 10000) i")
+    eventually(d.delivered)
+    log_before = len(db.server.log())
+    began = time.monotonic()
+    run(session, "DROP EXTENSION retrysafe CASCADE")
+    assert time.monotonic() - began < 10
+    eventually(lambda: worker_pids(db) == [])
+    time.sleep(2)
+    lines = [line for line in db.server.log()[log_before:].splitlines() if "retrysafe worker" in line]
+    assert len(lines) < 5, lines
+
+    run(session, "CREATE EXTENSION retrysafe SCHEMA retrysafe")
+    again = NullDestination(db, "again")
+    emit(db, "new")
+    eventually(lambda: again.delivered() == ["new"])
+
+
+def test_case_19_a_schema_that_is_not_ours_is_not_touched(own):
+    connection = own.connect()
+    run(connection, "CREATE DATABASE squatted")
+    connection.close()
+    squatter = own.connect("squatted")
+    run(squatter, "CREATE SCHEMA retrysafe")
+    run(squatter, "CREATE TABLE retrysafe.outbox_destinations (name text)")
+    run(squatter, "CREATE TABLE retrysafe.outbox_log (id int)")
+    time.sleep(1)
+    assert run(squatter, "SELECT count(*) FROM pg_stat_activity WHERE datname = 'squatted' "
+                         "AND backend_type = 'retrysafe worker'") == [(0,)]
+    squatter.close()
+    admin = own.connect()
+    run(admin, "DROP DATABASE squatted")
+    admin.close()
+
+
+def test_case_20_many_databases():
+    with cluster("max_worker_processes = 40") as server:
+        admin = server.connect()
+        for i in range(30):
+            run(admin, f"CREATE DATABASE d{i}")
+        run(admin, "ALTER DATABASE d0 IS_TEMPLATE true")
+        run(admin, "ALTER DATABASE d1 ALLOW_CONNECTIONS false")
+        eventually(lambda: run(admin, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'retrysafe worker'")
+                   == [(0,)])
+        db = make_database(server, "main")
+        d = NullDestination(db)
+        emit(db, "e1")
+        eventually(d.delivered)
+        log_before = len(server.log())
+        started = run(admin, "SELECT sum(sessions) FROM pg_stat_database")[0][0]
+        time.sleep(5)
+        assert run(admin, "SELECT sum(sessions) FROM pg_stat_database")[0][0] - started <= 1
+        assert "retrysafe" not in server.log()[log_before:]
+
+        emit(db, "pending")
+        eventually(lambda: len(d.delivered()) == 2)
+        run(admin, "CREATE DATABASE clone TEMPLATE main")
+        clone = type(db)(server, "clone")
+        eventually(lambda: worker_pids(clone))
+        session = clone.connect()
+        eventually(lambda: run(session, "SELECT state FROM retrysafe.outbox_workers WHERE database = 'clone'")
+                   == [("suspended",)])
+        run(session, "SELECT retrysafe.outbox_emit(NULL, 'in the clone', 't', '1')")
+        time.sleep(1)
+        assert "in the clone" not in d.delivered() and d.delivered() == ["e1", "pending"]
+
+        # A closed database is opened, and a template becomes an ordinary one: they are looked at.
+        run(admin, "ALTER DATABASE d1 ALLOW_CONNECTIONS true")
+        inside = server.connect("d1")
+        run(inside, "CREATE EXTENSION retrysafe")
+        eventually(lambda: run(admin, "SELECT count(*) FROM pg_stat_activity WHERE datname = 'd1' "
+                                      "AND backend_type = 'retrysafe worker'") == [(1,)])
+        inside.close()
+        admin.close()
+
+
+# --- processes -------------------------------------------------------------------------------------------------
+
+def test_no_free_slot_backs_off_and_shows():
+    with cluster("max_worker_processes = 3") as server:  # one is for logical replication
+        first = make_database(server)
+        d = NullDestination(first)
+        emit(first, "e1")
+        eventually(d.delivered)
+        second = make_database(server)
+        eventually(lambda: second.value("SELECT state FROM outbox_workers WHERE process = 'launcher'")
+                   == "no worker slot is free")
+        with pytest.raises(psycopg2.Error) as caught:
+            second.sql("SELECT outbox_run_worker()")
+        assert caught.value.pgcode == "RS303"
+        assert second.value("SELECT count(*) FROM outbox_workers WHERE state = 'starting'") == 0
+        time.sleep(3)
+        assert server.log().count("no background worker slot is free for") == 1
+        admin = server.connect()
+        run(admin, f"DROP DATABASE {first.name}")
+        admin.close()
+        eventually(lambda: worker_pids(second), timeout=40)
+        assert second.value("SELECT state FROM outbox_workers WHERE process = 'launcher'") == "running"
+
+
+def test_terminated_processes_come_back(own_db):
+    d = NullDestination(own_db)
+    eventually(lambda: worker_pids(own_db))
+    before = worker_pids(own_db)
+    for process in ("retrysafe worker", "retrysafe launcher"):
+        own_db.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = %s", process)
+    eventually(lambda: worker_pids(own_db) not in ([], before))
+    eventually(lambda: own_db.value("SELECT count(*) FROM outbox_workers WHERE process = 'launcher'") == 1)
+    emit(own_db, "e1")
+    eventually(d.delivered)
+    pid = worker_pids(own_db)[0]
+    own_db.sql("SELECT pg_cancel_backend(%s)", pid)
+    emit(own_db, "e2")
+    eventually(lambda: d.delivered() == ["e1", "e2"])
+    assert worker_pids(own_db) == [pid]
+
+
+def test_a_worker_by_hand_without_preload():
+    with cluster("shared_preload_libraries = ''", "retrysafe.poll_interval = 100ms") as server:
+        db = make_database(server)
+        d = NullDestination(db)
+        emit(db, "e1")
+        assert worker_pids(db) == []
+        pid = db.value("SELECT outbox_run_worker()")
+        eventually(lambda: d.delivered() == ["e1"])
+        assert worker_pids(db) == [pid]
+        emit(db, "e2")
+        eventually(lambda: d.delivered() == ["e1", "e2"])
+        assert db.sql("SELECT * FROM outbox_workers") == []
+        kill(pid, signal.SIGTERM)
+        eventually(lambda: worker_pids(db) == [])
+
+
+def test_another_version_is_said_once_and_left_alone(own_db):
+    d = NullDestination(own_db)
+    eventually(lambda: worker_pids(own_db))
+    before = own_db.server.log().count("is not of version")
+    own_db.sql("UPDATE pg_extension SET extversion = '0.0.1' WHERE extname = 'retrysafe'")
+    emit(own_db, "e1")
+    eventually(lambda: worker_pids(own_db) == [])
+    time.sleep(2.5)
+    assert d.delivered() == []
+    assert own_db.server.log().count("is not of version") == before + 1
+    own_db.sql("UPDATE pg_extension SET extversion = %s WHERE extname = 'retrysafe'", version())
+    own_db.sql("CREATE EXTENSION IF NOT EXISTS pgcrypto")
+    eventually(lambda: d.delivered() == ["e1"])
+
+
+def version():
+    control = (pathlib.Path(__file__).resolve().parents[2] / "retrysafe.control").read_text()
+    return control.split("default_version = '")[1].split("'")[0]
+
+
+def test_settings_of_database_and_role_do_not_reach_the_work(own):
+    db = make_database(own)
+    admin = own.connect()
+    leaks = {"default_transaction_read_only": "on", "default_transaction_isolation": "serializable",
+             "statement_timeout": "1", "lock_timeout": "1", "idle_in_transaction_session_timeout": "1",
+             "DateStyle": "'German, DMY'", "TimeZone": "'Asia/Kathmandu'", "row_security": "off",
+             "IntervalStyle": "sql_standard", "session_replication_role": "replica", "bytea_output": "escape"}
+    for name, value in leaks.items():
+        run(admin, f"ALTER DATABASE {db.name} SET {name} = {value}")
+    run(admin, f"ALTER DATABASE {db.name} SET search_path = nowhere")
+    options = psycopg2.connect(own.dsn(db.name), options="-c search_path=retrysafe -c statement_timeout=0 "
+                               "-c default_transaction_read_only=off -c lock_timeout=0 "
+                               "-c idle_in_transaction_session_timeout=0")
+    options.autocommit = True
+    run(admin, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'retrysafe worker' "
+               f"AND datname = '{db.name}'")
+    directory = own.directory / "leaks"
+    from null_destination import OPTIONS
+    run(options, f"SELECT outbox_register_kind('null', 'retrysafe_null', '{OPTIONS}')")
+    run(options, f"SELECT outbox_create_destination('d', 'null', '{{\"file\": \"{directory}\"}}')")
+    run(options, "SELECT outbox_emit(NULL, 'e1', 't', '1')")
+    eventually(directory.exists)
+    eventually(lambda: run(options, "SELECT sent_at IS NOT NULL FROM outbox_events") == [(True,)])
+    options.close()
+    run(admin, f"DROP DATABASE {db.name}")
+    admin.close()
