@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from conftest import TOP, make_database, run
+from conftest import TOP, Database, make_database, run
 
 # Members of the extension that are not for users: views and other functions call them.
 INTERNAL = {"outbox_recorded_at", "outbox_redacted_options", "outbox_options_of_kind", "outbox_list_workers",
@@ -243,7 +243,7 @@ def shop(server):
     run(admin, "DROP ROLE IF EXISTS shop_app")
     run(admin, "CREATE ROLE shop_app LOGIN")
     run(admin, "CREATE DATABASE readme")
-    database = make_existing(server, "readme")
+    database = Database(server, "readme")
     database.sql("CREATE TABLE payments (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, order_id int, amount numeric)")
     readme = text_of("README.md")
     for block in blocks(section(readme, "Install"), "sql"):
@@ -253,11 +253,6 @@ def shop(server):
     run(admin, "DROP DATABASE readme WITH (FORCE)")
     run(admin, "DROP ROLE shop_app")
     admin.close()
-
-
-def make_existing(server, name):
-    from conftest import Database
-    return Database(server, name)
 
 
 def psql(database, script):
