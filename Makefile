@@ -17,14 +17,14 @@ DATA_built   = src/sql/retrysafe--$(EXT_VERSION).sql
 
 REGRESS      = $(sort $(patsubst sql/%.sql,%,$(wildcard sql/*.sql)))
 ISOLATION    = $(sort $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/isolation/specs/*.spec)))
-ISOLATION_OPTS = --inputdir=test/isolation --outputdir=test/isolation/results
-REGRESS_OPTS = --outputdir=test/regress_results
+ISOLATION_OPTS = --inputdir=test/isolation --outputdir=build/isolation
+REGRESS_OPTS = --outputdir=build/regress
 
 # The null sink misbehaves on command: for tests only.
 SINKS       ?= $(sort $(filter-out core server $(if $(FAULT_POINTS),,null),$(shell awk '$$2 ~ /\.cpp$$/ { print $$1 }' src/sources.txt)))
 sink_modules = $(foreach sink,$(SINKS),retrysafe_$(sink).so)
 
-EXTRA_CLEAN  = src/sql/retrysafe--$(EXT_VERSION).sql $(sink_modules) test/regress_results test/isolation/results \
+EXTRA_CLEAN  = src/sql/retrysafe--$(EXT_VERSION).sql $(sink_modules) build/regress build/isolation \
                $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.o src/sinks/$(sink)/*.d)) \
                $(OBJS:.o=.d)
 
@@ -43,7 +43,17 @@ endif
 ifneq ($(filter 14 15,$(shell $(PG_CONFIG) --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')),)
 PG_CPPFLAGS += -DPGDLLEXPORT='__attribute__((visibility("default")))'
 endif
-SHLIB_LINK  += -lstdc++
+exports      = -Wl,--version-script=src/exports.map
+SHLIB_LINK  += $(exports) -lstdc++
+
+# Objects are made again when the flags change: fault points, another server, another compiler.
+flags = $(CXX) $(filter-out -Werror,$(PG_CPPFLAGS) $(PG_CXXFLAGS))
+ifneq ($(filter-out clean distclean installcheck,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(file <build/flags),$(flags))
+$(shell mkdir -p build)
+$(file >build/flags,$(flags))
+endif
+endif
 
 # Bitcode of C++ that uses exceptions gains nothing, and needs the very clang of the server's build.
 override with_llvm = no
@@ -58,12 +68,16 @@ src/sql/retrysafe--$(EXT_VERSION).sql: $(sort $(wildcard src/sql/install/*.sql))
 define sink_rule
 sink_objects_$(1) := $$(patsubst %.cpp,%.o,$$(filter %.cpp,$$(call source_list,$(1))) $$(call source_list,core))
 retrysafe_$(1).so: $$(sink_objects_$(1))
-	$$(CXX) -shared $$(LDFLAGS) -o $$@ $$^ $$(filter -l%,$$(call source_list,$(1)))
+	$$(CXX) -shared $$(LDFLAGS) $$(exports) -o $$@ $$^ $$(filter -l%,$$(call source_list,$(1)))
 endef
 $(foreach sink,$(SINKS),$(eval $(call sink_rule,$(sink))))
 src/sinks/postgres/%.o: override CPPFLAGS += -isystem $(shell $(PG_CONFIG) --includedir)
 
 all: $(sink_modules)
+$(OBJS) $(foreach sink,$(SINKS),$(sink_objects_$(sink))): build/flags
+installcheck: | build
+build:
+	$(MKDIR_P) $@
 install: install-sinks
 install-sinks: $(sink_modules)
 	$(MKDIR_P) '$(DESTDIR)$(pkglibdir)' '$(DESTDIR)$(includedir_server)/extension/retrysafe'

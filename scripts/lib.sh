@@ -5,7 +5,6 @@ top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 pg_config=${PG_CONFIG:-$(command -v /usr/lib/postgresql/15/bin/pg_config || command -v pg_config || true)}
 pg_bindir=${pg_config:+$("$pg_config" --bindir)}
 pg_libdir=${pg_config:+$("$pg_config" --pkglibdir)}
-stage=$top/build/stage # make install puts the extension here, and test servers load it from here
 
 say() { printf '%s\n' "$*" >&2; }
 die() { say "$(basename "$0"): $*"; exit 1; }
@@ -15,7 +14,23 @@ as_user() {
   if [ "$(id -u)" = 0 ]; then runuser -u postgres -- "$@"; else "$@"; fi
 }
 
+# The files of the project, as git sees them, for those that copy or look through them.
+project_files() {
+  git -c safe.directory="$top" -C "$top" ls-files --cached --others --exclude-standard --deduplicate 2>/dev/null |
+    while IFS= read -r file; do [ ! -e "$top/$file" ] || printf '%s\n' "$file"; done | grep . ||
+    (cd "$top" && find . -path ./build -prune -o -path ./.git -prune -o -type f -printf '%P\n')
+}
+
+# `make install` puts the extension here, and test servers load it from here: below build/ when the server's user can
+# read that, else (a clone in root's home) in a folder that only root can write.
+stage=$top/build/stage
+if [ "$(id -u)" = 0 ] && ! as_user test -r "$top/retrysafe.control"; then
+  stage=/var/cache/retrysafe/stage-$(printf '%s' "$top" | sha256sum | cut -c1-12)
+fi
+
 build() { # build [MAKE VARIABLES…]
+  [ -z "${RETRYSAFE_BUILT:-}" ] || return 0
+  mkdir -p "$top/build" "$stage"
   make -C "$top" -s -j"$(nproc)" PG_CONFIG="$pg_config" WERROR=1 FAULT_POINTS=1 "$@" >"$top/build/make.log" 2>&1 &&
     make -C "$top" -s PG_CONFIG="$pg_config" WERROR=1 FAULT_POINTS=1 install DESTDIR="$stage" "$@" >>"$top/build/make.log" 2>&1 ||
     { tail -40 "$top/build/make.log" >&2; die "the build failed, see build/make.log"; }

@@ -191,7 +191,7 @@ constexpr TypeName type_names[] = {
     {kEnum, "enum"},     {kSecret, "secret"},   {kFile, "file"},       {kHeaders, "headers"},
 };
 
-__attribute__((format(printf, 3, 4))) bool refuse(OptionProblem *problem, const std::string &hint,
+__attribute__((__format__(__printf__, 3, 4))) bool refuse(OptionProblem *problem, const std::string &hint,
                                                   const char *format, ...) {
   va_list args;
   va_start(args, format);

@@ -33,8 +33,7 @@ constinit pg::Statement insert_era{
 
 Uuid new_log_uuid() {
   Uuid bits;
-  if (!pg_strong_random(bits.data(), bits.size()))
-    ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("could not generate random values")));
+  if (!pg_strong_random(bits.data(), bits.size())) elog(ERROR, "retrysafe: could not generate random values");
   return random_uuid_from_bits(bits);
 }
 

@@ -10,6 +10,8 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "pg/extension.hpp"
+
 #include "pg/server.hpp"
 
 namespace retrysafe::pg {
@@ -31,7 +33,7 @@ class Statement {
  public:
   static constexpr int kMaxParameters = 24;
 
-  constexpr Statement(const char *sql, std::initializer_list<Oid> types) : sql_(sql) {
+  constexpr Statement(const char *sql, std::initializer_list<Oid> types) noexcept : sql_(sql) {
     for (Oid type : types) types_[type_count_++] = type;
   }
 
@@ -67,21 +69,12 @@ class Row {
   TupleDesc descriptor_;
 };
 
-// Runs the jumpable `body` as the owner of the extension with SPI connected.
-template <class Body>
-auto spi(Body &&body);
-
 namespace detail {
 void connect_spi();
 void finish_spi();
 }  // namespace detail
 
-}  // namespace retrysafe::pg
-
-#include "pg/extension.hpp"
-
-namespace retrysafe::pg {
-
+// Runs the jumpable `body` as the owner of the extension with SPI connected.
 template <class Body>
 auto spi(Body &&body) {
   return as_owner([&] {

@@ -13,7 +13,7 @@ CREATE VIEW @extschema@.outbox_events AS
          @extschema@.outbox_event_id(l.event_key, l.scope) AS event_id,
          l.scope, l.idempotency_key, l.event_key, l.event_type, l.ordering_key, l.payload, l.headers, l.created_at,
          l.txid,
-         (SELECT nullif(max(@extschema@.outbox_recorded_at(d.destination, d.shards, d.event_types, l.id, l.txid,
+         (SELECT nullif(pg_catalog.max(@extschema@.outbox_recorded_at(d.destination, d.shards, d.event_types, l.id, l.txid,
                                                            l.event_type, l.ordering_key)), 'infinity')
             FROM @extschema@.outbox_destinations d) AS sent_at
     FROM @extschema@.outbox_log l;
@@ -64,15 +64,15 @@ CREATE VIEW @extschema@.outbox_status AS
                  FROM @extschema@.outbox_log_id_seq q) AS log
    CROSS JOIN (SELECT @extschema@.outbox_suspended_reason() AS reason) AS suspended
    CROSS JOIN LATERAL (
-           SELECT greatest(log.position - min(b.position), 0) AS backlog,
-                  min(b.position) AS position,
-                  sum(b.total_delivered)::bigint AS delivered,
-                  max(h.failures) AS failures,
-                  min(h.retry_at) FILTER (WHERE h.retry_at > pg_catalog.clock_timestamp()) AS retry_at,
-                  bool_and(coalesce(h.retry_at > pg_catalog.clock_timestamp(), false)) AS backing_off,
-                  (array_agg(h.last_error ORDER BY h.error_at DESC NULLS LAST))[1] AS last_error,
-                  max(h.error_at) AS error_at,
-                  array_agg(DISTINCT h.holder) FILTER (WHERE h.lease_until > pg_catalog.clock_timestamp()) AS holders
+           SELECT greatest(log.position - pg_catalog.min(b.position), 0) AS backlog,
+                  pg_catalog.min(b.position) AS position,
+                  pg_catalog.sum(b.total_delivered)::bigint AS delivered,
+                  pg_catalog.max(h.failures) AS failures,
+                  pg_catalog.min(h.retry_at) FILTER (WHERE h.retry_at > pg_catalog.clock_timestamp()) AS retry_at,
+                  pg_catalog.bool_and(coalesce(h.retry_at > pg_catalog.clock_timestamp(), false)) AS backing_off,
+                  (pg_catalog.array_agg(h.last_error ORDER BY h.error_at DESC NULLS LAST))[1] AS last_error,
+                  pg_catalog.max(h.error_at) AS error_at,
+                  pg_catalog.array_agg(DISTINCT h.holder) FILTER (WHERE h.lease_until > pg_catalog.clock_timestamp()) AS holders
              FROM @extschema@.outbox_shards h
             CROSS JOIN LATERAL (SELECT n.position, n.total_delivered
                                   FROM @extschema@.outbox_batches n
@@ -80,11 +80,11 @@ CREATE VIEW @extschema@.outbox_status AS
                                  ORDER BY n.destination DESC, n.shard DESC, n.seq DESC LIMIT 1) AS b
             WHERE h.destination = d.destination) AS s
    CROSS JOIN LATERAL (
-           SELECT count(*) AS events, count(*) FILTER (WHERE p.state = 'retry') AS retry, min(p.created_at) AS oldest
+           SELECT pg_catalog.count(*) AS events, pg_catalog.count(*) FILTER (WHERE p.state = 'retry') AS retry, pg_catalog.min(p.created_at) AS oldest
              FROM @extschema@.outbox_parked p
             WHERE p.destination = d.destination AND p.state IN ('retry', 'blocked')) AS waiting
    CROSS JOIN LATERAL (
-           SELECT count(*) AS events FROM @extschema@.outbox_parked p
+           SELECT pg_catalog.count(*) AS events FROM @extschema@.outbox_parked p
             WHERE p.destination = d.destination AND p.state = 'dead') AS dead;
 COMMENT ON VIEW @extschema@.outbox_status
 IS 'one row for each destination: what it does, how far it is behind, what failed';

@@ -46,9 +46,9 @@ DECLARE
   o record;
 BEGIN
   PERFORM @extschema@.retrysafe_check_access(role, access);
-  EXECUTE format('GRANT USAGE ON SCHEMA %s TO %s', '@extschema@', role);
+  EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s', '@extschema@', role);
   FOR o IN SELECT * FROM @extschema@.retrysafe_objects_of(access) LOOP
-    EXECUTE format('GRANT %s ON %s %s TO %s', CASE o.kind WHEN 'TABLE' THEN 'SELECT' ELSE 'EXECUTE' END, o.kind,
+    EXECUTE pg_catalog.format('GRANT %s ON %s %s TO %s', CASE o.kind WHEN 'TABLE' THEN 'SELECT' ELSE 'EXECUTE' END, o.kind,
                    o.identity, role);
   END LOOP;
 END
@@ -66,19 +66,19 @@ BEGIN
   PERFORM @extschema@.retrysafe_check_access(role, access);
   -- Some functions belong to two accesses: what another access that the role holds includes stays. Admin includes
   -- all others, so revoking it takes everything.
-  SELECT array_agg(other) INTO kept
-    FROM unnest(ARRAY['write', 'consume', 'monitor', 'admin']) AS other
+  SELECT pg_catalog.array_agg(other) INTO kept
+    FROM pg_catalog.unnest(ARRAY['write', 'consume', 'monitor', 'admin']) AS other
    WHERE access <> 'admin' AND other <> access AND @extschema@.retrysafe_holds(role, other);
   FOR o IN
     SELECT DISTINCT mine.kind, mine.identity
       FROM @extschema@.retrysafe_objects_of(access) AS mine
-     WHERE NOT EXISTS (SELECT FROM unnest(kept) AS other, @extschema@.retrysafe_objects_of(other) AS theirs
+     WHERE NOT EXISTS (SELECT FROM pg_catalog.unnest(kept) AS other, @extschema@.retrysafe_objects_of(other) AS theirs
                         WHERE theirs.kind = mine.kind AND theirs.object = mine.object)
   LOOP
-    EXECUTE format('REVOKE ALL ON %s %s FROM %s', o.kind, o.identity, role);
+    EXECUTE pg_catalog.format('REVOKE ALL ON %s %s FROM %s', o.kind, o.identity, role);
   END LOOP;
   IF kept IS NULL THEN
-    EXECUTE format('REVOKE USAGE ON SCHEMA %s FROM %s', '@extschema@', role);
+    EXECUTE pg_catalog.format('REVOKE USAGE ON SCHEMA %s FROM %s', '@extschema@', role);
   END IF;
 END
 $$;
@@ -105,8 +105,8 @@ COMMENT ON FUNCTION @extschema@.retrysafe_check_access(regrole, text) IS 'raises
 CREATE FUNCTION @extschema@.retrysafe_holds(role regrole, access text)
 RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
 AS $$
-  SELECT coalesce(bool_and(EXISTS (
-           SELECT FROM aclexplode(CASE o.kind WHEN 'TABLE' THEN (SELECT relacl FROM pg_class WHERE oid = o.object)
+  SELECT coalesce(pg_catalog.bool_and(EXISTS (
+           SELECT FROM pg_catalog.aclexplode(CASE o.kind WHEN 'TABLE' THEN (SELECT relacl FROM pg_class WHERE oid = o.object)
                                   ELSE (SELECT proacl FROM pg_proc WHERE oid = o.object) END) AS item
             WHERE item.grantee = role)), false)
     FROM @extschema@.retrysafe_objects_of(access) AS o
