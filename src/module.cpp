@@ -1,4 +1,5 @@
-// The loadable module. _PG_init runs in the postmaster when preloaded, else in the first backend that calls us.
+// The loadable module. _PG_init runs in the postmaster when preloaded, else in the first backend that calls
+// us.
 #include "idempotency/claims.hpp"
 #include "outbox/emit.hpp"
 #include "outbox/eras.hpp"

@@ -6,19 +6,19 @@ namespace retrysafe::settings {
 enum class OnLostClaim : int { kWarning, kError };
 enum class OnTimelineChange : int { kPublish, kSuspend };
 
-extern char *allowed_addresses;          // superuser: CIDR ranges and host names beyond public addresses
-extern char *allowed_secret_directory;   // superuser: directory under which file: secrets may live
-extern int idem_retention;               // seconds a record lives when no ttl is given
-extern int inbox_retention;              // seconds an inbox message is remembered
+extern char *allowed_addresses;         // superuser: CIDR ranges and host names beyond public addresses
+extern char *allowed_secret_directory;  // superuser: directory under which file: secrets may live
+extern int idem_retention;              // seconds a record lives when no ttl is given
+extern int inbox_retention;             // seconds an inbox message is remembered
 extern int max_payload_bytes;
 extern int max_response_bytes;
-extern int on_lost_claim;                // OnLostClaim
-extern int on_timeline_change;           // OnTimelineChange
-extern int outbox_retention;             // seconds a published event stays
-extern int poll_interval;                // milliseconds
+extern int on_lost_claim;       // OnLostClaim
+extern int on_timeline_change;  // OnTimelineChange
+extern int outbox_retention;    // seconds a published event stays
+extern int poll_interval;       // milliseconds
 extern bool publish;
 extern char *traceparent;
-extern int worker_shutdown_timeout;      // milliseconds
+extern int worker_shutdown_timeout;  // milliseconds
 extern int workers_per_database;
 #ifdef RETRYSAFE_FAULT_POINTS
 extern char *fault_points;

@@ -1,7 +1,7 @@
 // Every error that retrysafe raises by itself, with the SQLSTATE that is part of its interface.
 //
-// docs/reference.md lists them for users; a test compares the two lists. Errors that the server has a good code
-// for (40001, 42501, 55P03 …) keep it and are not listed here.
+// docs/reference.md lists them for users; a test compares the two lists. Errors that the server has a good
+// code for (40001, 42501, 55P03 …) keep it and are not listed here.
 #pragma once
 
 namespace retrysafe {
@@ -40,25 +40,25 @@ inline constexpr ErrorCode kInvalidDeliverAfter{"RS107"};  // delivery time not 
 // Destinations and the engine
 inline constexpr ErrorCode kUnknownDestination{"RS201"};
 inline constexpr ErrorCode kDestinationExists{"RS202"};
-inline constexpr ErrorCode kInvalidOption{"RS203"};        // an option of the kind: unknown, ill-typed, out of range
+inline constexpr ErrorCode kInvalidOption{"RS203"};  // of the kind: unknown, ill-typed, out of range
 inline constexpr ErrorCode kUnknownKind{"RS204"};
-inline constexpr ErrorCode kInvalidStart{"RS205"};         // start position
-inline constexpr ErrorCode kEventsPending{"RS206"};        // the shard count changes only while nothing is pending
-inline constexpr ErrorCode kWrongIsolation{"RS207"};       // fetch, ack and nack need READ COMMITTED
-inline constexpr ErrorCode kFetchAfterEmit{"RS208"};       // fetch in a transaction that emitted
-inline constexpr ErrorCode kInvalidBatch{"RS209"};         // not a batch that outbox_fetch gave out
-inline constexpr ErrorCode kStaleBatch{"RS210"};           // the lease ended, or another holder has the shard
+inline constexpr ErrorCode kInvalidStart{"RS205"};    // start position
+inline constexpr ErrorCode kEventsPending{"RS206"};   // the shard count changes only while nothing is pending
+inline constexpr ErrorCode kWrongIsolation{"RS207"};  // fetch, ack and nack need READ COMMITTED
+inline constexpr ErrorCode kFetchAfterEmit{"RS208"};  // fetch in a transaction that emitted
+inline constexpr ErrorCode kInvalidBatch{"RS209"};    // not a batch that outbox_fetch gave out
+inline constexpr ErrorCode kStaleBatch{"RS210"};      // the lease ended, or another holder has the shard
 inline constexpr ErrorCode kEventNotInBatch{"RS211"};
 inline constexpr ErrorCode kCursorMissing{"RS212"};        // progress rows are gone: never "from zero"
 inline constexpr ErrorCode kPublishingSuspended{"RS213"};  // restored or cloned: consent is due
 inline constexpr ErrorCode kInvalidParameter{"RS214"};     // a limit, lease, policy … out of range
 inline constexpr ErrorCode kConsentRefused{"RS215"};
-inline constexpr ErrorCode kInvalidFunction{"RS216"};      // kind function: missing, wrong signature
-inline constexpr ErrorCode kNotFetchable{"RS217"};         // kind function is worked inside the database only
+inline constexpr ErrorCode kInvalidFunction{"RS216"};  // kind function: missing, wrong signature
+inline constexpr ErrorCode kNotFetchable{"RS217"};     // kind function is worked inside the database only
 
 // Installation and processes
-inline constexpr ErrorCode kNotInstalled{"RS301"};         // the extension is missing or of another version
-inline constexpr ErrorCode kNotPreloaded{"RS302"};         // needs shared_preload_libraries
-inline constexpr ErrorCode kNoWorkerSlot{"RS303"};         // max_worker_processes exhausted
+inline constexpr ErrorCode kNotInstalled{"RS301"};  // the extension is missing or of another version
+inline constexpr ErrorCode kNotPreloaded{"RS302"};  // needs shared_preload_libraries
+inline constexpr ErrorCode kNoWorkerSlot{"RS303"};  // max_worker_processes exhausted
 
 }  // namespace retrysafe

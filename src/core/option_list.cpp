@@ -192,7 +192,7 @@ constexpr TypeName type_names[] = {
 };
 
 __attribute__((__format__(__printf__, 3, 4))) bool refuse(OptionProblem *problem, const std::string &hint,
-                                                  const char *format, ...) {
+                                                          const char *format, ...) {
   va_list args;
   va_start(args, format);
   std::vsnprintf(problem->message, sizeof problem->message, format, args);

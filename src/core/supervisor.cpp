@@ -108,7 +108,8 @@ Supervisor::Decision Supervisor::decide(Milliseconds now, std::span<const Worker
       if (rank != pass || !entry.open || entry.state == State::kAbsent) continue;
       if (std::find(held.begin(), held.end(), database) != held.end()) continue;
       // One worker looks, the others follow when there is work for them.
-      const int wanted = entry.state == State::kPresent ? workers_per_database : std::min(workers_per_database, 1);
+      const int wanted =
+          entry.state == State::kPresent ? workers_per_database : std::min(workers_per_database, 1);
       for (int running = present[database]; running < wanted; ++running) {
         const Milliseconds ready = std::max(entry.not_before, no_start_before_);
         if (ready > now) {

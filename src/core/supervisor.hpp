@@ -5,10 +5,11 @@
 //   state     meaning                                         left when
 //   unknown   nobody has looked inside yet                    a worker looked
 //   present   it has the extension: workers belong there      a worker found otherwise
-//   absent    a worker looked and found nothing to do         evidence: announced(), or its catalog row changed
+//   absent    a worker looked and found nothing to do         evidence: announced(), or its catalog row
+//   changed
 //
-// Only a worker can look inside a database. So the answer is kept, and a database is looked at once and then only
-// on evidence: a cluster of hundreds of databases without the extension costs nothing.
+// Only a worker can look inside a database. So the answer is kept, and a database is looked at once and then
+// only on evidence: a cluster of hundreds of databases without the extension costs nothing.
 #pragma once
 
 #include <cstdint>
@@ -50,8 +51,8 @@ class Supervisor {
     Milliseconds wait = -1;  // decide again after this time even when nothing happens; -1: no need
   };
 
-  static constexpr Milliseconds kRestartDelay = 1000;         // after a worker was asked to leave
-  static constexpr Milliseconds kFailureDelayMax = 60'000;    // of a database whose workers fail
+  static constexpr Milliseconds kRestartDelay = 1000;       // after a worker was asked to leave
+  static constexpr Milliseconds kFailureDelayMax = 60'000;  // of a database whose workers fail
   static constexpr Milliseconds kNoSlotDelay = 2000;
   static constexpr Milliseconds kNoSlotDelayMax = 120'000;
   static constexpr int kStartingAtOnce = 2;

@@ -101,8 +101,7 @@ void change(Claim *claim, ClaimState state, ClaimState undone) {
   claim->state = state;
 }
 
-// --- the end of transactions
-// ------------------------------------------------------------------------------------
+// --- the end of transactions -------------------------------------------------------------------------------
 
 void forget_all() noexcept {
   registry = nullptr;  // the memory goes with TopTransactionContext

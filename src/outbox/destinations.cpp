@@ -123,7 +123,7 @@ void check_policies(Definition *d) {
   check_interval("lease", d->lease, 100 * kMillisecond, kDay, "It must be from 100 milliseconds to 1 day.");
 }
 
-// --- what a kind asks of its creator ---------------------------------------------------------------------
+// --- what a kind asks of its creator -----------------------------------------------------------------------
 
 bool is_kind(const Definition &d, const char *kind) {
   return strcmp(d.kind, kind) == 0;
@@ -190,7 +190,7 @@ void check_may_alter(const Definition &d) {
         "must be member of role \"%s\" to alter destination \"%s\"", d.run_as, d.name);
 }
 
-// --- rows ------------------------------------------------------------------------------------------------
+// --- rows --------------------------------------------------------------------------------------------------
 
 constinit pg::Statement insert_destination{
     "INSERT INTO @.outbox_destinations (name, kind, options, event_types, shards, max_attempts, backoff, "
@@ -268,7 +268,7 @@ void load_locked(const char *name, Definition *d, MemoryContext memory) {
   if (!found) raise_unknown_destination(name);
 }
 
-// --- where a destination starts --------------------------------------------------------------------------
+// --- where a destination starts ----------------------------------------------------------------------------
 
 constinit pg::Statement last_position{
     "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END FROM @.outbox_log_id_seq", {}};

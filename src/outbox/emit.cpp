@@ -46,8 +46,7 @@ constinit bool emitted = false;
 constinit int64 first_position = 0;
 constinit bool announce = false;
 
-// --- what an event may look like
-// -------------------------------------------------------------------------------
+// --- what an event may look like ---------------------------------------------------------------------------
 
 text *text_argument(FunctionCallInfo fcinfo, int number) {
   return PG_ARGISNULL(number) ? nullptr : PG_GETARG_TEXT_PP(number);
@@ -158,8 +157,7 @@ Jsonb *complete_headers(Jsonb *given) {
   return DatumGetJsonbP(DirectFunctionCall2(jsonb_concat, PointerGetDatum(given), added));
 }
 
-// --- the same event again
-// --------------------------------------------------------------------------------------
+// --- the same event again ----------------------------------------------------------------------------------
 
 bool same_text(const text *a, const text *b) {
   return a && b ? pg::bytes_of(a) == pg::bytes_of(b) : a == b;
@@ -189,8 +187,7 @@ void require_same_content(const NewEvent &event, const FoundEvent &found) {
                      text_to_cstring(event.event_key));
 }
 
-// --- writing
-// ---------------------------------------------------------------------------------------------------
+// --- writing -----------------------------------------------------------------------------------------------
 
 // False when another transaction has written the event key meanwhile.
 bool insert_immediate(const NewEvent &event, int64 *id) {

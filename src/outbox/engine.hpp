@@ -86,8 +86,7 @@ struct Outcome {
   const char *reason;
 };
 
-// --- claim
-// ---------------------------------------------------------------------------------------------------
+// --- claim -------------------------------------------------------------------------------------------------
 
 // Takes one free shard: of `destination`, or of any destination that is neither paused nor in back-off nor of
 // a kind that workers leave to pull clients (0). Dead workers' leases are taken over at once, expired ones in
@@ -106,8 +105,7 @@ void release(const Claim &claim);
 Destination *load_destination(int32 destination);
 Destination *load_destination(const char *name);
 
-// --- read
-// ----------------------------------------------------------------------------------------------------
+// --- read --------------------------------------------------------------------------------------------------
 
 // Moves due events from outbox_scheduled into the log. Returns how many.
 int64 move_due_events();
@@ -120,8 +118,7 @@ Batch *read_batch(const Destination &destination, const Claim &claim, int32 max_
 // When the next scheduled event, or parked event of these shards, comes due; infinity when none waits.
 TimestampTz next_due(const Claim *claims, int32 count);
 
-// --- record
-// --------------------------------------------------------------------------------------------------
+// --- record ------------------------------------------------------------------------------------------------
 
 // Writes the outcomes of a batch, one per event, and moves the cursor. Raises kStaleBatch when the claim is
 // no longer valid. An event that failed is parked, and so are the later ones of its ordering key unless they

@@ -81,7 +81,7 @@ GivenOptions members_of(Jsonb *options, const char *what) {
             problem.message, kind);
 }
 
-// --- options of registered kinds -------------------------------------------------------------------------
+// --- options of registered kinds ---------------------------------------------------------------------------
 
 [[noreturn]] void raise_bad_list(const char *message) {
   pg::raise(
@@ -197,7 +197,7 @@ constinit pg::Statement delete_kind{
     "(SELECT FROM @.outbox_destinations d WHERE d.kind = $1)",
     {TEXTOID}};
 
-// --- files and environment -------------------------------------------------------------------------------
+// --- files and environment ---------------------------------------------------------------------------------
 
 // Both canonical.
 bool is_below(const char *directory, const char *path) {
@@ -280,7 +280,7 @@ void check_server_side_sources(OptionList list, std::span<const GivenOption> giv
   }
 }
 
-// --- what a sink gets ------------------------------------------------------------------------------------
+// --- what a sink gets --------------------------------------------------------------------------------------
 
 struct Resolved {
   ResolvedOption *items;

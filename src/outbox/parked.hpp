@@ -12,8 +12,7 @@
 
 namespace retrysafe::outbox {
 
-// --- reading: by index, under a snapshot of now
-// -----------------------------------------------------------------
+// --- reading: by index, under a snapshot of now ------------------------------------------------------------
 
 // Parked events that may be sent now: each due head of a key and the blocked ones behind it, in order; at
 // most `most`. Returns how many. Bodies are left out when `bodies` is false.
@@ -37,8 +36,7 @@ int32 find_parked(int32 destination, int32 shard, const Event *events, int32 cou
 // When the next one of the shard comes due; infinity when none waits.
 TimestampTz next_parked_due(int32 destination, int32 shard);
 
-// --- writing: inside pg::spi, under the lock of the shard row
-// -----------------------------------------------------
+// --- writing: inside pg::spi, under the lock of the shard row ----------------------------------------------
 
 struct FailedAttempt {
   bool final;     // no later attempt can succeed

@@ -39,8 +39,7 @@ constexpr int kMaxReason = 1000;
 constinit int32 last_destination = 0;
 constinit int32 last_shard = 0;
 
-// --- arguments
-// -----------------------------------------------------------------------------------------------------
+// --- arguments ---------------------------------------------------------------------------------------------
 
 void check_transaction(const char *function) {
   PreventCommandIfReadOnly(function);
@@ -80,8 +79,7 @@ Claim claim_of(const BatchHandle &handle) {
   return {handle.destination, handle.shard, handle.token, 0};
 }
 
-// --- fetch
-// -----------------------------------------------------------------------------------------------------------
+// --- fetch -------------------------------------------------------------------------------------------------
 
 struct Request {
   int32 max_events;
@@ -263,8 +261,7 @@ void return_batch(const Batch &batch, ReturnSetInfo *result) {
   }
 }
 
-// --- ack and nack
-// ------------------------------------------------------------------------------------------------------
+// --- ack and nack ------------------------------------------------------------------------------------------
 
 // A batch that was handed out, found again under the lock of its shard row.
 struct HandedOut {

@@ -21,8 +21,7 @@ const char *session_name(const char *kind);
 // Can the shard be taken at this time? Free, lease over, or held by a worker that is dead.
 bool is_free(const ShardRow &row, TimestampTz now);
 
-// --- inside pg::spi
-// ------------------------------------------------------------------------------------------------
+// --- inside pg::spi ----------------------------------------------------------------------------------------
 
 // Locks the row until the end of the transaction. False: it is gone, or `wait` is false and somebody has it
 // locked.

@@ -14,8 +14,7 @@ namespace retrysafe::outbox {
 
 namespace {
 
-// --- what this process passed over
-// -----------------------------------------------------------------------------
+// --- what this process passed over -------------------------------------------------------------------------
 
 constexpr double kStoreProgressAfterMs = 10 * 1000;
 
@@ -58,8 +57,7 @@ PassedOver *remembered(int32 destination, int32 shard, const Cursor &cursor) {
   return good ? entry : nullptr;
 }
 
-// --- windows
-// -----------------------------------------------------------------------------------------------------
+// --- windows -----------------------------------------------------------------------------------------------
 
 [[noreturn]] void raise_window_missing(int32 destination, int32 shard, int64 window_no) {
   pg::raise(kCursorMissing, "Restore table outbox_windows, or drop the destination and create it again.",
@@ -171,8 +169,7 @@ bool progress_is_due(int32 destination, int32 shard, const Cursor &cursor, OpenW
   return true;
 }
 
-// --- rows
-// --------------------------------------------------------------------------------------------------------
+// --- rows --------------------------------------------------------------------------------------------------
 
 void WindowScan::begin(const Window &window, int64 after, int64 up_to, int64 bound) {
   window_ = window;

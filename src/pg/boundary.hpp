@@ -1,4 +1,5 @@
-// The inbound border: from the server into C++. Every function whose address the server gets runs its body here.
+// The inbound border: from the server into C++. Every function whose address the server gets runs its body
+// here.
 #pragma once
 
 #include <cstring>
@@ -28,8 +29,9 @@ inline void note(Failure &failure, int state, const char *text) noexcept {
 
 }  // namespace detail
 
-// Runs `body`, whose frames are jumpable, and turns C++ exceptions into errors of the server. The error is raised
-// after the handler has ended: a jump out of a handler would leave the exception object alive for ever.
+// Runs `body`, whose frames are jumpable, and turns C++ exceptions into errors of the server. The error is
+// raised after the handler has ended: a jump out of a handler would leave the exception object alive for
+// ever.
 template <class Body>
 Datum boundary(Body &&body) {
   sigjmp_buf *const entry_stack = PG_exception_stack;
@@ -53,13 +55,13 @@ Datum boundary(Body &&body) {
 
 // Defines the SQL-callable function `name`; the body follows and sees `fcinfo`.
 //   RETRYSAFE_SQL_FUNCTION(retrysafe_idem_peek) { …; PG_RETURN_NULL(); }
-#define RETRYSAFE_SQL_FUNCTION(name)                                                  \
-  extern "C" {                                                                        \
-  PG_FUNCTION_INFO_V1(name);                                                          \
-  PGDLLEXPORT Datum name(PG_FUNCTION_ARGS);                                           \
-  }                                                                                   \
-  static Datum name##_body(FunctionCallInfo fcinfo);                                  \
-  Datum name(PG_FUNCTION_ARGS) {                                                      \
-    return retrysafe::pg::boundary([&] { return name##_body(fcinfo); });              \
-  }                                                                                   \
+#define RETRYSAFE_SQL_FUNCTION(name)                                     \
+  extern "C" {                                                           \
+  PG_FUNCTION_INFO_V1(name);                                             \
+  PGDLLEXPORT Datum name(PG_FUNCTION_ARGS);                              \
+  }                                                                      \
+  static Datum name##_body(FunctionCallInfo fcinfo);                     \
+  Datum name(PG_FUNCTION_ARGS) {                                         \
+    return retrysafe::pg::boundary([&] { return name##_body(fcinfo); }); \
+  }                                                                      \
   static Datum name##_body([[maybe_unused]] FunctionCallInfo fcinfo)

@@ -27,8 +27,8 @@ inline IndexScanDesc begin_index_scan(Relation heap, Relation index, Snapshot sn
 #endif
 }
 
-// Counts the transactions with an id that have ended, COMMIT PREPARED included. A plain read: an old value only
-// makes a poll come one turn later.
+// Counts the transactions with an id that have ended, COMMIT PREPARED included. A plain read: an old value
+// only makes a poll come one turn later.
 inline uint64 transactions_completed() {
 #if PG_VERSION_NUM >= 170000
   return TransamVariables->xactCompletionCount;

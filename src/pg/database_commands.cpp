@@ -42,9 +42,10 @@ const char *exclusively_used(Node *statement) {
 }
 
 void run_next(PlannedStmt *statement, const char *text, bool read_only, ProcessUtilityContext context,
-              ParamListInfo parameters, QueryEnvironment *environment, DestReceiver *receiver, QueryCompletion *done) {
-  (next_utility ? next_utility : standard_ProcessUtility)(statement, text, read_only, context, parameters, environment,
-                                                          receiver, done);
+              ParamListInfo parameters, QueryEnvironment *environment, DestReceiver *receiver,
+              QueryCompletion *done) {
+  (next_utility ? next_utility : standard_ProcessUtility)(statement, text, read_only, context, parameters,
+                                                          environment, receiver, done);
 }
 
 void on_utility(PlannedStmt *statement, const char *text, bool read_only, ProcessUtilityContext context,
@@ -63,9 +64,7 @@ void on_utility(PlannedStmt *statement, const char *text, bool read_only, Proces
     run_next(statement, text, read_only, context, parameters, environment, receiver, done);
   }
   PG_FINALLY();
-  {
-    watcher->after_exclusive_use();
-  }
+  { watcher->after_exclusive_use(); }
   PG_END_TRY();
 }
 

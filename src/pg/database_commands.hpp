@@ -6,13 +6,14 @@
 namespace retrysafe::pg {
 
 struct DatabaseCommands {
-  // Around DROP DATABASE, ALTER DATABASE RENAME and SET TABLESPACE, and CREATE DATABASE … TEMPLATE: each fails
-  // while anybody else is connected to `database`. May raise. Only called when the user owns the database.
+  // Around DROP DATABASE, ALTER DATABASE RENAME and SET TABLESPACE, and CREATE DATABASE … TEMPLATE: each
+  // fails while anybody else is connected to `database`. May raise. Only called when the user owns the
+  // database.
   void (*before_exclusive_use)(Oid database);
   // Also after an error.
   void (*after_exclusive_use)() noexcept;
-  // The extension was created or updated in this database, or a database was created, altered or dropped. In the
-  // transaction that does it; `database` invalid: any. May raise.
+  // The extension was created or updated in this database, or a database was created, altered or dropped. In
+  // the transaction that does it; `database` invalid: any. May raise.
   void (*changed)(Oid database);
 };
 

@@ -39,13 +39,14 @@ void raise_detailed(const ErrorCode &code, const char *detail, const char *hint,
   va_start(args, format);
   const char *message = format_text(format, args);
   va_end(args);
-  ereport(ERROR, (errcode(sqlstate(code)), errmsg_internal("%s", message), detail ? errdetail("%s", detail) : 0,
-                  hint ? errhint("%s", hint) : 0));
+  ereport(ERROR, (errcode(sqlstate(code)), errmsg_internal("%s", message),
+                  detail ? errdetail("%s", detail) : 0, hint ? errhint("%s", hint) : 0));
   pg_unreachable();
 }
 
 void raise_serialization_failure(const char *message, const char *hint) {
-  ereport(ERROR, (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE), errmsg_internal("%s", message), errhint("%s", hint)));
+  ereport(ERROR,
+          (errcode(ERRCODE_T_R_SERIALIZATION_FAILURE), errmsg_internal("%s", message), errhint("%s", hint)));
   pg_unreachable();
 }
 
@@ -73,6 +74,14 @@ void log(const char *format, ...) {
   const char *message = format_text(format, args);
   va_end(args);
   ereport(LOG, (errmsg_internal("%s", message)));
+}
+
+void log_with_hint(const char *hint, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  const char *message = format_text(format, args);
+  va_end(args);
+  ereport(LOG, (errmsg_internal("%s", message), errhint("%s", hint)));
 }
 
 }  // namespace retrysafe::pg

@@ -2,7 +2,8 @@
 //
 // Two kinds of frames exist in this project.
 //   * Owning frames hold C++ objects with destructors. An error of the server must not pass them.
-//   * Jumpable frames hold only trivially destructible locals (views, palloc'd memory). An error of the server
+//   * Jumpable frames hold only trivially destructible locals (views, palloc'd memory). An error of the
+//   server
 //     may jump through them. Nearly all SQL-callable code is written this way, so that it costs nothing.
 // An owning frame reaches jumpable code through pg::call, and only through it.
 #pragma once
@@ -33,8 +34,8 @@ inline ErrorData *copy_pending_error() {
 
 }  // namespace detail
 
-// Runs the jumpable `body`; an error of the server comes back as PgError. The transaction is then as broken as it
-// was at the raise: let the exception go to the inbound boundary, or abort the transaction.
+// Runs the jumpable `body`; an error of the server comes back as PgError. The transaction is then as broken
+// as it was at the raise: let the exception go to the inbound boundary, or abort the transaction.
 template <class Body>
 auto call(Body &&body) -> std::invoke_result_t<Body> {
   using Result = std::invoke_result_t<Body>;

@@ -21,16 +21,16 @@ char *with_schema(const char *sql) {
 
 }  // namespace
 
-// The plan is parsed under a search_path of the server's own objects; the plan cache stores that path with it and
-// parses again under the same one.
+// The plan is parsed under a search_path of the server's own objects; the plan cache stores that path with it
+// and parses again under the same one.
 void Statement::prepare() {
   if (plan_) {
     SPI_freeplan(plan_);
     plan_ = nullptr;
   }
   const int nest = NewGUCNestLevel();
-  (void)set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
-                          false);
+  (void)set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+                          true, 0, false);
   SPIPlanPtr plan = SPI_prepare(with_schema(sql_), type_count_, types_);
   if (!plan) elog(ERROR, "retrysafe: cannot prepare \"%s\": %s", sql_, SPI_result_code_string(SPI_result));
   AtEOXact_GUC(true, nest);

@@ -21,13 +21,27 @@ struct Parameter {
   bool null;
 };
 
-inline Parameter null_value() { return {Datum{0}, true}; }
-inline Parameter value(Datum datum) { return {datum, false}; }
-inline Parameter value(int64 number) { return {Int64GetDatum(number), false}; }
-inline Parameter value(int32 number) { return {Int32GetDatum(number), false}; }
-inline Parameter value(bool flag) { return {BoolGetDatum(flag), false}; }
-inline Parameter value(const void *varlena) { return varlena ? Parameter{PointerGetDatum(varlena), false} : null_value(); }
-inline Parameter value(const char *string) { return string ? Parameter{CStringGetTextDatum(string), false} : null_value(); }
+inline Parameter null_value() {
+  return {Datum{0}, true};
+}
+inline Parameter value(Datum datum) {
+  return {datum, false};
+}
+inline Parameter value(int64 number) {
+  return {Int64GetDatum(number), false};
+}
+inline Parameter value(int32 number) {
+  return {Int32GetDatum(number), false};
+}
+inline Parameter value(bool flag) {
+  return {BoolGetDatum(flag), false};
+}
+inline Parameter value(const void *varlena) {
+  return varlena ? Parameter{PointerGetDatum(varlena), false} : null_value();
+}
+inline Parameter value(const char *string) {
+  return string ? Parameter{CStringGetTextDatum(string), false} : null_value();
+}
 
 class Statement {
  public:
@@ -54,8 +68,15 @@ class Statement {
 class Row {
  public:
   explicit Row(uint64 number) : tuple_(SPI_tuptable->vals[number]), descriptor_(SPI_tuptable->tupdesc) {}
-  bool is_null(int column) const { bool null; SPI_getbinval(tuple_, descriptor_, column, &null); return null; }
-  Datum datum(int column) const { bool null; return SPI_getbinval(tuple_, descriptor_, column, &null); }
+  bool is_null(int column) const {
+    bool null;
+    SPI_getbinval(tuple_, descriptor_, column, &null);
+    return null;
+  }
+  Datum datum(int column) const {
+    bool null;
+    return SPI_getbinval(tuple_, descriptor_, column, &null);
+  }
   int64 int64_at(int column) const { return DatumGetInt64(datum(column)); }
   int32 int32_at(int column) const { return DatumGetInt32(datum(column)); }
   bool bool_at(int column) const { return DatumGetBool(datum(column)); }

@@ -29,8 +29,8 @@ constexpr Setting pinned[] = {
     {"search_path", "pg_catalog, pg_temp"},
     {"session_replication_role", "origin"},
     {"statement_timeout", "0"},
-    // Progress that a failover loses is made again, and the copies carry the same ids. Waiting for a synchronous
-    // standby that is gone would hang the worker and the shutdown of the server.
+    // Progress that a failover loses is made again, and the copies carry the same ids. Waiting for a
+    // synchronous standby that is gone would hang the worker and the shutdown of the server.
     {"synchronous_commit", "local"},
     {"TimeZone", "UTC"},
     {"transaction_timeout", "0"},

@@ -20,10 +20,16 @@ void on_xact_event(XactEvent event, void *) {
   switch (event) {
     case XACT_EVENT_PRE_COMMIT:
     case XACT_EVENT_PARALLEL_PRE_COMMIT:
-      boundary([] { notify(&XactSubscriber::before_commit); return Datum{0}; });
+      boundary([] {
+        notify(&XactSubscriber::before_commit);
+        return Datum{0};
+      });
       break;
     case XACT_EVENT_PRE_PREPARE:
-      boundary([] { notify(&XactSubscriber::before_prepare); return Datum{0}; });
+      boundary([] {
+        notify(&XactSubscriber::before_prepare);
+        return Datum{0};
+      });
       break;
     case XACT_EVENT_COMMIT:
     case XACT_EVENT_PARALLEL_COMMIT:

@@ -1,5 +1,6 @@
-// Transaction events. The server's callback lists only grow and are walked for every transaction, so retrysafe
-// registers one callback of each kind, once per process, and hands the events to a fixed set of subscribers.
+// Transaction events. The server's callback lists only grow and are walked for every transaction, so
+// retrysafe registers one callback of each kind, once per process, and hands the events to a fixed set of
+// subscribers.
 #pragma once
 
 #include "pg/server.hpp"

@@ -1,8 +1,8 @@
 // What launcher, workers and sessions tell each other: one area of shared memory under one lock.
 //
-// Without preloading there is no area: control_area() is null, and everything here does nothing. All functions can
-// be called from any frame: none raises, allocates or throws. Sections under the lock are reads and writes of
-// fields, and latches are only set while the lock keeps their owner's entry in place.
+// Without preloading there is no area: control_area() is null, and everything here does nothing. All
+// functions can be called from any frame: none raises, allocates or throws. Sections under the lock are reads
+// and writes of fields, and latches are only set while the lock keeps their owner's entry in place.
 #pragma once
 
 #include <cstdint>
@@ -66,7 +66,7 @@ struct ControlArea {
   bool rescan;                // databases were made or altered
   bool announced_overflow;
   int32 announced_count;
-  Oid announced[32];          // databases whose extension was made or updated
+  Oid announced[32];  // databases whose extension was made or updated
   Hold holds[32];
   int32 slot_count;
   WorkerSlot slots[FLEXIBLE_ARRAY_MEMBER];
@@ -93,7 +93,7 @@ auto locked(LWLockMode mode, Body &&body) noexcept {
 // Called from _PG_init while preloading.
 void request_control_area();
 
-// --- under the lock --------------------------------------------------------------------------------------------
+// --- under the lock ----------------------------------------------------------------------------------------
 
 // A free slot, taken for a worker that is about to be started; null when there is none.
 WorkerSlot *take_slot(ControlArea *area, Oid database, bool by_hand);

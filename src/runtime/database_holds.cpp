@@ -33,7 +33,9 @@ int workers_left(Oid database) {
     const ControlArea *area = control_area();
     for (int i = 0; i < area->slot_count; ++i) {
       const WorkerSlot &slot = area->slots[i];
-      if (slot.database == database && (slot.state == SlotState::kStarting || slot.state == SlotState::kRunning)) ++count;
+      if (slot.database == database &&
+          (slot.state == SlotState::kStarting || slot.state == SlotState::kRunning))
+        ++count;
     }
     return count;
   });
@@ -61,7 +63,8 @@ void hold(Oid database) {
       ring(&slot, 0);
     }
   });
-  // A worker that has requests under way waits for them for a while. After that the command has its own patience.
+  // A worker that has requests under way waits for them for a while. After that the command has its own
+  // patience.
   const TimestampTz give_up =
       TimestampTzPlusMilliseconds(GetCurrentTimestamp(), settings::worker_shutdown_timeout + 5000);
   while (workers_left(database) > 0) {
@@ -71,7 +74,7 @@ void hold(Oid database) {
   }
 }
 
-// --- evidence that a database should be looked at, told to the launcher when the transaction commits -------------
+// --- evidence that a database should be looked at, told to the launcher when the transaction commits -------
 
 constinit bool announce_extension = false;
 constinit bool announce_databases = false;

@@ -1,5 +1,5 @@
-// The launcher: one process per server. It finds out which databases want workers and keeps them running. What to do
-// is decided in core/supervisor; here is the world it decides about.
+// The launcher: one process per server. It finds out which databases want workers and keeps them running.
+// What to do is decided in core/supervisor; here is the world it decides about.
 #include <algorithm>
 #include <chrono>
 #include <vector>
@@ -22,17 +22,19 @@ namespace {
 
 using Milliseconds = Supervisor::Milliseconds;
 
-// The catalog of databases is read again this often, if any transaction ended meanwhile: for what was not announced.
+// The catalog of databases is read again this often, if any transaction ended meanwhile: for what was not
+// announced.
 constexpr Milliseconds kRescanInterval = 15'000;
 // A worker of an earlier launcher that has not shown up after this time will not come any more.
 constexpr Milliseconds kLostAfter = 30'000;
 
 Milliseconds now_ms() {
-  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now().time_since_epoch())
+  return std::chrono::duration_cast<std::chrono::milliseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
 
-// --- jumpable --------------------------------------------------------------------------------------------------
+// --- jumpable ----------------------------------------------------------------------------------------------
 
 struct CatalogRows {
   Supervisor::Row *rows;
@@ -91,7 +93,7 @@ const char *database_label(Oid database) {
   return psprintf("%u", database);
 }
 
-// --- owning ----------------------------------------------------------------------------------------------------
+// --- owning ------------------------------------------------------------------------------------------------
 
 class Launcher {
  public:
@@ -294,9 +296,9 @@ class Launcher {
     if (supervisor_.start_failed(now)) {
       note_no_slot(true);
       pg::call([&] {
-        ereport(LOG, (errmsg("retrysafe: no background worker slot is free for database with OID %s",
-                             database_label(database)),
-                      errhint("Consider increasing the configuration parameter \"max_worker_processes\".")));
+        pg::log_with_hint("Consider increasing the configuration parameter \"max_worker_processes\".",
+                          "retrysafe: no background worker slot is free for database with OID %s",
+                          database_label(database));
       });
     }
     return false;
@@ -339,7 +341,8 @@ void retrysafe_launcher_main(Datum) {
   pgstat_report_appname("retrysafe launcher");
   pgstat_report_activity(STATE_IDLE, nullptr);
   enter_area();
-  MemoryContext scratch = AllocSetContextCreate(TopMemoryContext, "retrysafe launcher", ALLOCSET_DEFAULT_SIZES);
+  MemoryContext scratch =
+      AllocSetContextCreate(TopMemoryContext, "retrysafe launcher", ALLOCSET_DEFAULT_SIZES);
   pg::boundary([&] {
     Launcher(scratch).run();
     return Datum{0};

@@ -2,10 +2,10 @@
  * The C interface between a publisher and a sink.
  *
  * A sink is a shared library that delivers events to one kind of destination. It is loaded by the background
- * worker, or by a stand-alone publisher; it knows nothing of the server. All calls come from one thread. No call
- * blocks for longer than a few milliseconds: the sink does its network work without blocking, and tells through
- * wait_fd when it wants to be called again. No C++ exception may leave a call. A sink may run threads of its own
- * (client libraries do); they must have all signals blocked and must not call back.
+ * worker, or by a stand-alone publisher; it knows nothing of the server. All calls come from one thread. No
+ * call blocks for longer than a few milliseconds: the sink does its network work without blocking, and tells
+ * through wait_fd when it wants to be called again. No C++ exception may leave a call. A sink may run threads
+ * of its own (client libraries do); they must have all signals blocked and must not call back.
  *
  * Text is UTF-8, given as pointer and length, not terminated by NUL unless said so.
  */
@@ -47,39 +47,40 @@ typedef struct retrysafe_sink_config {
 
 /* An event, valid until its outcome was collected. */
 typedef struct retrysafe_event {
-  uint64_t tag;                /* names the event in the outcome; unique among the events in flight */
-  retrysafe_text id;           /* UUID, 36 characters: the same for every copy of this event */
+  uint64_t tag;      /* names the event in the outcome; unique among the events in flight */
+  retrysafe_text id; /* UUID, 36 characters: the same for every copy of this event */
   retrysafe_text type;
   retrysafe_text source;       /* CloudEvents source: "retrysafe/DATABASE/SCOPE" unless configured */
   retrysafe_text time;         /* RFC 3339, UTC, microseconds */
   retrysafe_text ordering_key; /* absent: no order wanted */
   retrysafe_text event_key;
   retrysafe_text scope;
-  retrysafe_text payload;      /* JSON text; absent for an SQL null */
+  retrysafe_text payload;        /* JSON text; absent for an SQL null */
   const retrysafe_pair *headers; /* as given to outbox_emit, traceparent included */
   size_t header_count;
-  int32_t attempt;             /* 1 for the first */
+  int32_t attempt; /* 1 for the first */
 } retrysafe_event;
 
 typedef enum retrysafe_status {
   RETRYSAFE_DELIVERED = 0,
-  RETRYSAFE_FAILED_RETRY = 1,   /* this event failed, a later try may succeed */
-  RETRYSAFE_FAILED_FINAL = 2,   /* this event can never be delivered */
-  RETRYSAFE_UNREACHABLE = 3     /* the destination as a whole: says nothing about the event */
+  RETRYSAFE_FAILED_RETRY = 1, /* this event failed, a later try may succeed */
+  RETRYSAFE_FAILED_FINAL = 2, /* this event can never be delivered */
+  RETRYSAFE_UNREACHABLE = 3   /* the destination as a whole: says nothing about the event */
 } retrysafe_status;
 
 typedef struct retrysafe_outcome {
   uint64_t tag;
-  int32_t status;           /* retrysafe_status */
-  int32_t retry_after_ms;   /* wanted by the far side, -1: not given */
-  char reason[256];         /* UTF-8, terminated by NUL, without secrets; empty when delivered */
+  int32_t status;         /* retrysafe_status */
+  int32_t retry_after_ms; /* wanted by the far side, -1: not given */
+  char reason[256];       /* UTF-8, terminated by NUL, without secrets; empty when delivered */
 } retrysafe_outcome;
 
 typedef struct retrysafe_sink retrysafe_sink; /* the sink's own */
 
 /* What a sink promises; bits of `flags`. */
-#define RETRYSAFE_SINK_KEEPS_ORDER 1u /* several events of one ordering key may be in flight: they arrive in order, and
-                                       * after a failure no later event of that key is delivered */
+/* Several events of one ordering key may be in flight: they arrive in order, and after a failure no later
+ * event of that key is delivered. */
+#define RETRYSAFE_SINK_KEEPS_ORDER 1u
 
 typedef struct retrysafe_sink_module {
   uint32_t magic;       /* RETRYSAFE_SINK_MAGIC */
@@ -88,12 +89,12 @@ typedef struct retrysafe_sink_module {
   uint32_t flags;
   const char *kind;
 
-  /* Opens a destination without waiting for the network. Returns NULL and fills `error` (NUL-terminated) when the
-   * configuration cannot work; a far side that is down is not an error of open. */
+  /* Opens a destination without waiting for the network. Returns NULL and fills `error` (NUL-terminated) when
+   * the configuration cannot work; a far side that is down is not an error of open. */
   retrysafe_sink *(*open)(const retrysafe_sink_config *config, char *error, size_t error_size);
 
-  /* A descriptor that becomes readable when the sink has work to do or outcomes to give; the same for the life of
-   * the sink. (An epoll descriptor serves.) */
+  /* A descriptor that becomes readable when the sink has work to do or outcomes to give; the same for the
+   * life of the sink. (An epoll descriptor serves.) */
   int (*wait_fd)(retrysafe_sink *sink);
 
   /* Takes one event. Returns 1 when taken, 0 when the sink is full: collect, then offer it again. */
@@ -102,8 +103,9 @@ typedef struct retrysafe_sink_module {
   /* No more events follow for now: sinks that gather events send what they have. */
   void (*flush)(retrysafe_sink *sink);
 
-  /* Works without blocking and hands over up to `capacity` outcomes; returns their number. `*timeout_ms` becomes
-   * the time after which collect wants to be called again even if wait_fd stays silent, -1 for none. */
+  /* Works without blocking and hands over up to `capacity` outcomes; returns their number. `*timeout_ms`
+   * becomes the time after which collect wants to be called again even if wait_fd stays silent, -1 for none.
+   */
   size_t (*collect)(retrysafe_sink *sink, retrysafe_outcome *outcomes, size_t capacity, int *timeout_ms);
 
   /* Gives up everything in flight and frees the sink, within milliseconds. */

@@ -12,7 +12,8 @@ Sha256Digest counting_digest() {
 }
 
 TEST(EventId, KeepsTheDigestButForVersionAndVariant) {
-  EXPECT_EQ(view(format_uuid(event_id_from_digest(counting_digest()))), "00112233-4455-8677-8899-aabbccddeeff");
+  EXPECT_EQ(view(format_uuid(event_id_from_digest(counting_digest()))),
+            "00112233-4455-8677-8899-aabbccddeeff");
 }
 
 TEST(EventId, OverwritesAllVersionAndVariantBits) {

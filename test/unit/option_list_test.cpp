@@ -10,8 +10,12 @@
 namespace retrysafe {
 namespace {
 
-GivenOption text(std::string_view name, std::string_view value) { return {name, JsonKind::kString, value}; }
-GivenOption number(std::string_view name, std::string_view value) { return {name, JsonKind::kNumber, value}; }
+GivenOption text(std::string_view name, std::string_view value) {
+  return {name, JsonKind::kString, value};
+}
+GivenOption number(std::string_view name, std::string_view value) {
+  return {name, JsonKind::kNumber, value};
+}
 
 const GivenOption kUrl = text("url", "https://example.com/events");
 
@@ -22,7 +26,9 @@ std::string problem_of(std::string_view kind, const std::vector<GivenOption> &gi
   return std::string(problem.message) + " | " + problem.hint;
 }
 
-std::string http_problem(const GivenOption &option) { return problem_of("http", {kUrl, option}); }
+std::string http_problem(const GivenOption &option) {
+  return problem_of("http", {kUrl, option});
+}
 
 TEST(OptionList, EveryBuiltInKindHasAConsistentList) {
   for (std::string_view kind : built_in_kinds()) {
@@ -76,8 +82,8 @@ TEST(OptionList, Durations) {
   EXPECT_EQ(parse_duration("5min"), 300000);
   EXPECT_EQ(parse_duration("2h"), 7200000);
   EXPECT_EQ(parse_duration("1d"), 86400000);
-  for (const char *bad : {"", "5", "s", "-1s", "+1s", "1.5s", "5 s", "5m", "5sec", "s5", "9223372036854775807s",
-                          "99999999999999999999ms"})
+  for (const char *bad : {"", "5", "s", "-1s", "+1s", "1.5s", "5 s", "5m", "5sec", "s5",
+                          "9223372036854775807s", "99999999999999999999ms"})
     EXPECT_FALSE(parse_duration(bad)) << bad;
   EXPECT_EQ(http_problem(text("timeout", "1h")), "");
   EXPECT_NE(http_problem(text("timeout", "61min")), "");
@@ -88,8 +94,9 @@ TEST(OptionList, Durations) {
 TEST(OptionList, Urls) {
   for (const char *good : {"http://h", "https://h:8443/a?b=c#d", "http://[::1]:80/x", "https://h?x=a@b"})
     EXPECT_EQ(problem_of("http", {text("url", good)}), "") << good;
-  for (const char *bad : {"", "h", "ftp://h", "HTTP://h", "http://", "http:///x", "https://:80", "http://u:p@h/",
-                          "http://h/a b", "http://h/\n", "file:///etc/passwd", "http://h\\@x"})
+  for (const char *bad :
+       {"", "h", "ftp://h", "HTTP://h", "http://", "http:///x", "https://:80", "http://u:p@h/",
+        "http://h/a b", "http://h/\n", "file:///etc/passwd", "http://h\\@x"})
     EXPECT_NE(problem_of("http", {text("url", bad)}), "") << bad;
 }
 
@@ -123,7 +130,8 @@ TEST(OptionList, SecretsMayComeFromAFileOrTheEnvironmentButOnlyFromOne) {
   EXPECT_NE(http_problem(text("secret_env", "RETRYSAFE_A=B")), "");
   EXPECT_NE(http_problem(text("secret_file", "")), "");
   EXPECT_NE(http_problem(text("url_file", "x")), "") << "only of secrets";
-  const std::string twice = problem_of("http", {kUrl, text("secret", "s3cret"), text("secret_env", "RETRYSAFE_X")});
+  const std::string twice =
+      problem_of("http", {kUrl, text("secret", "s3cret"), text("secret_env", "RETRYSAFE_X")});
   EXPECT_NE(twice.find("more than once"), std::string::npos);
   EXPECT_EQ(twice.find("s3cret"), std::string::npos);
   EXPECT_EQ(problem_of("http", {kUrl, text("secret", "s"), {"secret_env", JsonKind::kNull, ""}}), "");
@@ -162,7 +170,8 @@ TEST(OptionList, DescriptionsOfOtherPackagesAreChecked) {
 }
 
 TEST(OptionList, TypesHaveNamesBothWays) {
-  for (const char *name : {"string", "integer", "boolean", "duration", "url", "enum", "secret", "file", "headers"})
+  for (const char *name :
+       {"string", "integer", "boolean", "duration", "url", "enum", "secret", "file", "headers"})
     EXPECT_STREQ(option_type_name(option_type(name).value()), name);
   EXPECT_FALSE(option_type("regex"));
 }
