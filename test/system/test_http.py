@@ -314,6 +314,7 @@ def latencies(db, requests):
     return sorted(at - emitted[event_id] for event_id, at in first.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outage", OUTAGES)
 def test_an_outage_of_one_destination(server, db, receiver, outage):
     """Case 23 with 12 s for the hour and the back-off in proportion: 10 minutes at most become 2 s. Under 100
