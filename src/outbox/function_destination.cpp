@@ -119,10 +119,32 @@ void check_constraints_at_once() {
   AfterTriggerSetState(makeNode(ConstraintsSetStmt));
 }
 
-// The timer may go off at the very end; what it asked for is then over. A request to stop stays.
+// While a function runs, nothing else of the worker does. So a timer looks whether it is to break off.
+constexpr int kStopCheckMs = 100;
+constinit StopCheck stop_wanted = nullptr;
+
+void check_stop() {
+  if (!stop_wanted()) return;
+  QueryCancelPending = true;
+  InterruptPending = true;
+}
+
+TimeoutId stop_timer() {
+  static const TimeoutId id = RegisterTimeout(USER_TIMEOUT, check_stop);
+  return id;
+}
+
+void arm(int64 limit_us) {
+  enable_timeout_after(STATEMENT_TIMEOUT,
+                       static_cast<int>(std::clamp<int64>(limit_us / 1000, 1, PG_INT32_MAX)));
+  enable_timeout_every(stop_timer(), GetCurrentTimestamp() + kStopCheckMs * 1000, kStopCheckMs);
+}
+
+// A timer may go off at the very end; what it asked for is then over.
 void disarm() {
   disable_timeout(STATEMENT_TIMEOUT, false);
-  if (!ShutdownRequestPending) QueryCancelPending = false;
+  disable_timeout(stop_timer(), false);
+  QueryCancelPending = false;
 }
 
 // Inside the subtransaction.
@@ -138,8 +160,7 @@ void run_handler(const Handler &handler, const Event &event, int64 limit_us) {
   check_constraints_at_once();
 
   PushActiveSnapshot(GetTransactionSnapshot());
-  enable_timeout_after(STATEMENT_TIMEOUT,
-                       static_cast<int>(std::clamp<int64>(limit_us / 1000, 1, PG_INT32_MAX)));
+  arm(limit_us);
   FmgrInfo function;
   fmgr_info(handler.function, &function);
   LOCAL_FCINFO(call, 1);
@@ -233,7 +254,8 @@ int64 function_lease_us(const Destination &destination) {
   return std::max(destination.lease_us, 2 * (timeout_us(destination) + 5 * kSecondUs));
 }
 
-FunctionRun call_function(const Destination &destination, Batch *batch, const char *failure) {
+FunctionRun call_function(const Destination &destination, Batch *batch, const char *failure, StopCheck stop) {
+  stop_wanted = stop;
   FunctionRun run{};
   auto *outcomes = static_cast<Outcome *>(palloc(sizeof(Outcome) * (batch->event_count + 1)));
   for (int32 i = 0; i < batch->event_count; ++i) outcomes[i] = {Status::kNotTried, -1, nullptr};
@@ -252,10 +274,11 @@ FunctionRun call_function(const Destination &destination, Batch *batch, const ch
     if (event.held || failed.has(event.ordering_key)) continue;
     const TimestampTz now = GetCurrentTimestamp();
     if (any && (now - begin > kMaxRunUs || now + handler.timeout_us > batch->claim.lease_until)) break;
+    if (stop()) break;
 
     const Caught result =
         call_handler(handler, event, std::min(handler.timeout_us, batch->claim.lease_until - now));
-    if (result.failed && ShutdownRequestPending && result.error) ReThrowError(result.error);
+    if (result.failed && stop()) break;
     const HandlerError kind = result.failed ? kind_of(result) : HandlerError::kRetry;
     if (!result.failed) {
       outcomes[i].status = Status::kDelivered;

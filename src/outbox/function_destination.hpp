@@ -24,12 +24,15 @@ struct FunctionRun {
 // How long a shard has to be leased so that one call can take its full time.
 int64 function_lease_us(const Destination &destination);
 
-// Calls the function for the events of a batch and records the outcomes. Takes some more than kMaxRun at
-// most; what is left comes with the next batch. `failure` not null: nothing is called, and the first event of
-// the batch, which is its only one, has failed for that reason.
+using StopCheck = bool (*)();
+
+// Calls the function for the events of a batch and records the outcomes; after half a second the rest is left
+// for the next batch, since the other destinations of the worker wait. `failure` not null: nothing is called,
+// and the first event of the batch has failed for that reason. `stop` is asked now and then, from a signal
+// handler too, whether to break off: the call under way is then undone, and what was done before is recorded.
 //
-// Owning where it catches, jumpable outside: runs in a transaction of a worker. On an error, and when the
-// worker is asked to stop, the caller aborts the transaction, and nothing has happened.
-FunctionRun call_function(const Destination &destination, Batch *batch, const char *failure);
+// Jumpable, in a transaction of a worker. On an error the caller aborts the transaction, and nothing has
+// happened.
+FunctionRun call_function(const Destination &destination, Batch *batch, const char *failure, StopCheck stop);
 
 }  // namespace retrysafe::outbox

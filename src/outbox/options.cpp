@@ -319,7 +319,7 @@ void resolve(const OptionName &name, const GivenOption &given, Resolved *resolve
   resolved->add(plain, text);
 }
 
-// A superuser may rely on how the far side trusts this server (peer, trust, a password file); others may not.
+// A superuser may rely on how the far side trusts this server (peer, trust); others may not.
 bool must_show_a_password(const Destination &destination) {
   const Oid role = destination.run_as ? get_role_oid(destination.run_as, true) : InvalidOid;
   return !OidIsValid(role) || !superuser_arg(role);

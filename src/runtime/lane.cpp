@@ -185,7 +185,8 @@ void Lane::read(Milliseconds now) {
                                       : std::min(destination_->batch_events, outbox::kMaxFunctionEvents);
     batch = outbox::read_batch(*destination_, claim_, most, destination_->batch_bytes);
     if (!batch) return;
-    // Looked at after the batch was read: what was emitted after a pause or a change must not go out as before it.
+    // Looked at after the batch was read: what was emitted after a pause or a change must not go out as
+    // before it.
     const outbox::Destination *present = outbox::load_destination(destination_->destination);
     if (!present || present->version != destination_->version) {
       batch = nullptr;
@@ -367,7 +368,8 @@ void Lane::call_function(Milliseconds now) {
   outbox::FunctionRun run{};
   const auto error = pg::in_transaction("calling the function of destination", name(), [&] {
     MemoryContextSwitchTo(batch_memory_);
-    run = outbox::call_function(*destination_, batch_, known_to_fail ? failed_reason_.c_str() : nullptr);
+    run = outbox::call_function(*destination_, batch_, known_to_fail ? failed_reason_.c_str() : nullptr,
+                                should_break_off);
   });
   if (error) return call_failed(*error, now);
   failures_ = 0;

@@ -84,6 +84,10 @@ bool asked_to_leave() {
   return own && locked(LW_SHARED, [] { return own->stop || is_held(control_area(), own->database); });
 }
 
+bool should_break_off() {
+  return ShutdownRequestPending || (own && *static_cast<volatile bool *>(&own->stop));
+}
+
 uint32 take_bell() {
   return own ? pg_atomic_exchange_u32(&own->bell, 0) : 0;
 }

@@ -18,6 +18,8 @@ void show_activity(Activity activity, int shards);
 void show_error(const char *message);
 
 bool asked_to_leave();
+// The same, or told to by SIGTERM; for signal handlers: takes no lock.
+bool should_break_off();
 // What rang since the last call; the bell is silent then.
 uint32 take_bell();
 

@@ -1,5 +1,6 @@
 """The destination kind "function": called in this database, effect and progress in one transaction."""
 import json
+import time
 
 import psycopg2
 import pytest
@@ -281,40 +282,63 @@ def test_exactly_once_when_the_worker_dies(db, clerk):
     pid = worker_pid(db)
     eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid) == "PgSleep")
     kill(pid)
-    eventually(lambda: succeeds(lambda: db.sql("DELETE FROM app.stop")))
+    eventually(lambda: in_spite_of_crashes(lambda: db.value("WITH gone AS (DELETE FROM app.stop) SELECT true")))
     settled(db, 6)
     db.server.set("retrysafe.fault_points", "function.before_commit=kill")
     try:
         emit(db, *[(f"f{i}", {}) for i in range(6)])
         eventually(lambda: "was terminated by signal 9" in db.server.log()[-4000:])
     finally:
-        eventually(lambda: succeeds(lambda: db.server.set("retrysafe.fault_points", None)))
-    eventually(lambda: succeeds(lambda: effects(db)))
-    settled(db, 12)
+        eventually(lambda: in_spite_of_crashes(lambda: db.server.set("retrysafe.fault_points", None) is None))
+    eventually(lambda: in_spite_of_crashes(lambda: len(effects(db)) == 12))
     assert effects(db) == [f"e{i}" for i in range(6)] + [f"f{i}" for i in range(6)]
     assert db.value("SELECT sum(delivered_total) FROM (SELECT max(total_delivered) AS delivered_total FROM"
                     " outbox_batches GROUP BY destination, shard) t") == 12
 
 
-def succeeds(action):
+def in_spite_of_crashes(action):
     """While the server goes down and up again and again."""
     try:
-        action()
-        return True
+        return action()
     except psycopg2.Error:
         return False
 
 
-def test_termination_in_a_call_undoes_the_batch(db, clerk):
+WAIT = {"sql": "DO $$ BEGIN WHILE EXISTS (SELECT FROM app.stop) LOOP PERFORM pg_sleep(0.01); END LOOP; END $$"}
+
+
+def hold_up(db, clerk):
+    """Two events, the second of which is being handled until app.stop is empty. The worker's pid."""
     create(clerk, max_attempts=1)
-    run(clerk, "CREATE TABLE app.stop (on_key text)")
+    run(clerk, "CREATE TABLE app.stop (mark text)")
     run(clerk, "INSERT INTO app.stop VALUES ('x')")
-    wait = {"sql": "DO $$ BEGIN WHILE EXISTS (SELECT FROM app.stop) LOOP PERFORM pg_sleep(0.01); END LOOP; END $$"}
-    emit(db, ("a", {}), ("b", wait))
+    emit(db, ("a", {}), ("b", WAIT))
     pid = worker_pid(db)
     eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid) == "PgSleep")
+    return pid
+
+
+def test_termination_undoes_the_call_and_records_what_was_done_before(db, clerk):
+    pid = hold_up(db, clerk)
+    assert effects(db) == []
     db.sql("SELECT pg_terminate_backend(%s)", pid)
+    eventually(lambda: effects(db) == ["a"])
     eventually(lambda: not db.sql("SELECT FROM pg_stat_activity WHERE pid = %s", pid))
     db.sql("DELETE FROM app.stop")
     settled(db, 2)
     assert dead(db) == {}
+
+
+def test_lets_go_of_the_database(db, clerk):
+    """A call that lasts does not hold up a command that needs the database for itself."""
+    pid = hold_up(db, clerk)
+    clerk.close()
+    db.close()
+    admin = db.server.connect()
+    begin = time.monotonic()
+    run(admin, f'ALTER DATABASE "{db.name}" RENAME TO renamed')
+    assert time.monotonic() - begin < 5
+    run(admin, f'ALTER DATABASE renamed RENAME TO "{db.name}"')
+    db.sql("DELETE FROM app.stop")
+    settled(db, 2)
+    assert worker_pid(db) != pid

@@ -1,5 +1,5 @@
-// What the far side said, as a reason: one printable line. Before a session is set up, or from something that is no
-// server at all, anything can come. Only the primary message: detail and context can hold whole rows.
+// What the far side said, as a reason: one printable line. Before a session is set up, or from something that
+// is no server at all, anything can come. Only the primary message: detail and context can hold whole rows.
 #pragma once
 
 #include <string>
