@@ -1,6 +1,6 @@
 -- Destinations: every function, every argument that can be wrong.
-CREATE SCHEMA IF NOT EXISTS retrysafe;
 SET client_min_messages = warning;
+CREATE SCHEMA IF NOT EXISTS retrysafe;
 CREATE EXTENSION IF NOT EXISTS retrysafe SCHEMA retrysafe;
 RESET client_min_messages;
 SET search_path = retrysafe, public;

@@ -1,6 +1,6 @@
 -- Kinds that other packages bring.
-CREATE SCHEMA IF NOT EXISTS retrysafe;
 SET client_min_messages = warning;
+CREATE SCHEMA IF NOT EXISTS retrysafe;
 CREATE EXTENSION IF NOT EXISTS retrysafe SCHEMA retrysafe;
 RESET client_min_messages;
 SET search_path = retrysafe, public;

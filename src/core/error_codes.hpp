@@ -58,7 +58,6 @@ inline constexpr ErrorCode kNotFetchable{"RS217"};     // kind function is worke
 
 // Installation and processes
 inline constexpr ErrorCode kNotInstalled{"RS301"};  // the extension is missing or of another version
-inline constexpr ErrorCode kNotPreloaded{"RS302"};  // needs shared_preload_libraries
 inline constexpr ErrorCode kNoWorkerSlot{"RS303"};  // max_worker_processes exhausted
 
 }  // namespace retrysafe
