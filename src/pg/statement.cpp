@@ -21,19 +21,13 @@ char *with_schema(const char *sql) {
 
 }  // namespace
 
-// The plan is parsed under a search_path of the server's own objects; the plan cache stores that path with it
-// and parses again under the same one.
 void Statement::prepare() {
   if (plan_) {
     SPI_freeplan(plan_);
     plan_ = nullptr;
   }
-  const int nest = NewGUCNestLevel();
-  (void)set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
-                          true, 0, false);
   SPIPlanPtr plan = SPI_prepare(with_schema(sql_), type_count_, types_);
   if (!plan) elog(ERROR, "retrysafe: cannot prepare \"%s\": %s", sql_, SPI_result_code_string(SPI_result));
-  AtEOXact_GUC(true, nest);
   SPI_keepplan(plan);
   plan_ = plan;
   generation_ = extension().generation;
@@ -76,12 +70,17 @@ struct varlena *Row::varlena_at(int column, MemoryContext memory) const {
 
 namespace detail {
 
-void connect_spi() {
+int enter_spi() {
+  const int nest = NewGUCNestLevel();
+  (void)set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE,
+                          true, 0, false);
   if (SPI_connect() != SPI_OK_CONNECT) elog(ERROR, "retrysafe: SPI_connect failed");
+  return nest;
 }
 
-void finish_spi() {
+void leave_spi(int nest) {
   SPI_finish();
+  AtEOXact_GUC(true, nest);
 }
 
 }  // namespace detail

@@ -3,8 +3,8 @@
 //   constinit pg::Statement kInsert{"INSERT INTO @.inbox_messages … VALUES ($1, $2)", {TEXTOID, TEXTOID}};
 //   pg::spi([&] { return kInsert.run({pg::value(consumer), pg::value(event_id)}); });
 //
-// `@` stands for the quoted schema of the extension; built-in names are found because the plan is made under
-// search_path = pg_catalog, pg_temp. Everything here is jumpable code.
+// `@` stands for the quoted schema of the extension; other names are the server's own. Everything here is
+// jumpable code.
 #pragma once
 
 #include <initializer_list>
@@ -91,21 +91,24 @@ class Row {
 };
 
 namespace detail {
-void connect_spi();
-void finish_spi();
+int enter_spi();
+void leave_spi(int nest);
 }  // namespace detail
 
-// Runs the jumpable `body` as the owner of the extension with SPI connected.
+// Runs the jumpable `body` as the owner of the extension with SPI connected, under search_path = pg_catalog,
+// pg_temp. The path has to hold for every execution, not only for the first parse: the plan cache parses a
+// statement again under the path of the moment, and the caller's could lead to functions and operators of the
+// caller, which would run as the owner.
 template <class Body>
 auto spi(Body &&body) {
   return as_owner([&] {
-    detail::connect_spi();
+    const int nest = detail::enter_spi();
     if constexpr (std::is_void_v<decltype(body())>) {
       body();
-      detail::finish_spi();
+      detail::leave_spi(nest);
     } else {
       auto result = body();
-      detail::finish_spi();
+      detail::leave_spi(nest);
       return result;
     }
   });

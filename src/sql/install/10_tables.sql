@@ -5,6 +5,10 @@
 
 \echo Use "CREATE EXTENSION retrysafe" to load this file. \quit
 
+-- The server puts the target schema on the path. Whoever may create objects there could leave an operator or a
+-- function that fits better than the server's own, to be run by this script or bound into what it creates.
+SET LOCAL search_path = pg_catalog, pg_temp;
+
 -- One row per finished request. Owning a key while the work is under way is a lock, not a row.
 CREATE TABLE @extschema@.idem_records (
   key           text COLLATE "C" NOT NULL,
