@@ -1,0 +1,32 @@
+"""scripts/demo as a newcomer runs it."""
+import re
+import subprocess
+
+import pytest
+
+from conftest import TOP
+
+
+@pytest.mark.slow
+def test_the_demo_shows_what_it_promises():
+    done = subprocess.run([TOP / "scripts/demo", "--stop"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in (r"1 × new, 19 × replay",
+                 r"✓ 20 answers, all the same: \{\"order_id\": 1\}",
+                 r"✓ in the database: 1 order, 1 saved answer, 1 event",
+                 r"✓ conflict; still 1 order and 1 event",
+                 r"✓ first new, then replay: 1 more order and 2 more events",
+                 r"✓ what waited has arrived: 2 requests at the webhook, 1 row over there",
+                 r"✓ 50 more orders one by one, each event once",
+                 r"✓ worker \d+ got SIGKILL",
+                 r"event (\S+) arrived\n *event \1 arrived again",
+                 r"✓ inbox_accept said true, then false: 1 parcel",
+                 r"Everything came out as promised\."):
+        assert re.search(line, done.stdout), f"{line} is not in\n{done.stdout}"
+    assert "✗" not in done.stdout
+    assert "Stop it" not in done.stdout
+
+
+def test_help_of_the_demo():
+    done = subprocess.run([TOP / "scripts/demo", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "--stop" in done.stdout
