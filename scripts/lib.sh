@@ -1,6 +1,7 @@
 # Sourced by the scripts: where things are, and how to run as an ordinary user.
 # shellcheck shell=bash
 
+umask 022 # the server's user reads what root builds
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 pg_config=${PG_CONFIG:-$(command -v /usr/lib/postgresql/15/bin/pg_config || command -v pg_config || true)}
 pg_bindir=${pg_config:+$("$pg_config" --bindir)}
