@@ -157,6 +157,16 @@ Jsonb *complete_headers(Jsonb *given) {
   return DatumGetJsonbP(DirectFunctionCall2(jsonb_concat, PointerGetDatum(given), added));
 }
 
+// Events leave in UTF-8. What has no form in it is refused here: behind it nothing would ever be delivered.
+void check_encoding(const NewEvent &event) {
+  if (GetDatabaseEncoding() == PG_UTF8) return;
+  for (const text *part :
+       {event.scope, event.idempotency_key, event.event_key, event.event_type, event.ordering_key})
+    if (part) (void)pg::to_utf8(pg::bytes_of(part));
+  for (Jsonb *part : {event.payload, event.headers})
+    if (part) (void)pg::to_utf8(JsonbToCString(nullptr, &part->root, static_cast<int>(VARSIZE(part))));
+}
+
 // --- the same event again ----------------------------------------------------------------------------------
 
 bool same_text(const text *a, const text *b) {
@@ -320,6 +330,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_emit) {
   if (event.ordering_key) check_name(event.ordering_key, kInvalidOrderingKey, "ordering key");
   check_payload(event.payload);
   event.headers = complete_headers(event.headers);
+  check_encoding(event);
   if (!PG_ARGISNULL(6)) {
     event.deliver_after = PG_GETARG_TIMESTAMPTZ(6);
     if (TIMESTAMP_NOT_FINITE(event.deliver_after))

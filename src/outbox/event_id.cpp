@@ -9,22 +9,13 @@
 
 namespace retrysafe::outbox {
 
-namespace {
-
-// The id must not change when the database moves to a server with another encoding.
-std::string_view to_utf8(std::string_view text) {
-  const char *converted = pg_server_to_any(text.data(), static_cast<int>(text.size()), PG_UTF8);
-  return converted == text.data() ? text : std::string_view(converted);
-}
-
-}  // namespace
-
+// In UTF-8, so that the id does not change when the database moves to a server with another encoding.
 Uuid event_id(const Uuid &log, std::string_view scope, std::string_view event_key) {
   pg::Sha256 sha;
   sha.update(log.data(), log.size());
-  sha.update(to_utf8(scope));
+  sha.update(pg::to_utf8(scope));
   sha.update("\0", 1);
-  sha.update(to_utf8(event_key));
+  sha.update(pg::to_utf8(event_key));
   return event_id_from_digest(sha.finish());
 }
 

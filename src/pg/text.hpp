@@ -12,4 +12,10 @@ inline std::string_view bytes_of(const text *value) {
   return {VARDATA_ANY(value), static_cast<size_t>(VARSIZE_ANY_EXHDR(value))};
 }
 
+// Text of the server in UTF-8: itself, or a palloc'd copy. Raises where the text has no form in UTF-8.
+inline std::string_view to_utf8(std::string_view text) {
+  const char *converted = pg_server_to_any(text.data(), static_cast<int>(text.size()), PG_UTF8);
+  return converted == text.data() ? text : std::string_view(converted);
+}
+
 }  // namespace retrysafe::pg

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/event_source.hpp"
+#include "pg/text.hpp"
 
 #include "pg/server.hpp"
 
@@ -13,8 +14,8 @@ namespace {
 
 retrysafe_text utf8(const char *text, size_t size) {
   if (!text) return {nullptr, 0};
-  const char *converted = pg_server_to_any(text, static_cast<int>(size), PG_UTF8);
-  return {converted, converted == text ? size : strlen(converted)};
+  const std::string_view converted = pg::to_utf8({text, size});
+  return {converted.data(), converted.size()};
 }
 
 retrysafe_text utf8(const char *text) {

@@ -179,10 +179,10 @@ def server():
 _numbers = itertools.count(1)
 
 
-def make_database(server, name=None):
+def make_database(server, name=None, options=""):
     name = name or f"t{next(_numbers)}"
     with_admin = server.connect()
-    run(with_admin, f'CREATE DATABASE "{name}"')
+    run(with_admin, f'CREATE DATABASE "{name}" {options}')
     run(with_admin, f'ALTER DATABASE "{name}" SET search_path = retrysafe, public')
     with_admin.close()
     database = Database(server, name)

@@ -271,3 +271,21 @@ def test_serializable_transactions_with_different_event_keys(db):
 
     in_threads(8, emit_all)
     assert len(event_keys(db)) == 800
+
+
+@pytest.mark.parametrize("encoding, bytes, sqlstate", [("SQL_ASCII", "61ff", "22021"), ("EUC_JP", "61a9a1", "22P05")])
+def test_what_has_no_form_in_utf8_is_refused(server, encoding, bytes, sqlstate):
+    """Nobody could take such an event, and all others would wait behind it."""
+    db = make_database(server, options=f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    text = f"convert_from('\\x{bytes}', '{encoding}')"
+    json = f"to_jsonb({text})"
+    for arguments in (f"{text}, 't', '1'", f"'k', {text}, '1'", f"'k', 't', {json}", f"'k', 't', '1', {text}",
+                      f"'k', 't', '1', headers => jsonb_build_object('h', {text})", f"'k', 't', '1', scope => {text}",
+                      f"'k', 't', {json}, deliver_after => '2100-01-01'"):
+        assert error_code(db.sql, f"SELECT outbox_emit(NULL, {arguments})") == sqlstate, arguments
+    c = db.connect()
+    assert error_code(run, c, f"SELECT idem_begin({text}, '\\x00'::bytea), outbox_emit({text}, 'k', 't', '1')") == sqlstate
+    db.sql("SELECT outbox_create_destination('d', 'pull', '{}')")
+    db.sql("SELECT outbox_emit(NULL, 'k', 't', '1')")
+    assert db.value("SELECT event_key FROM outbox_fetch('d')") == "k"
+    db.close()
