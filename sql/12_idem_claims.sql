@@ -136,6 +136,17 @@ BEGIN
 END
 $$;
 SELECT key, response_json FROM idempotency_records WHERE key LIKE 'loop%' ORDER BY key;
+-- A begin that is rolled back takes its digest along: what is saved is the first one's.
+BEGIN;
+SELECT outcome FROM idem_begin('terms', 'a', ttl => '1 day');
+SAVEPOINT s;
+SELECT idem_complete('terms', '1');
+SELECT idem_forget('terms');
+SELECT outcome FROM idem_begin('terms', 'b', ttl => '2 days');
+ROLLBACK TO s;
+SELECT idem_complete('terms', '1');
+COMMIT;
+SELECT request_hash, expires_at - completed_at AS ttl FROM idempotency_records WHERE key = 'terms';
 -- Constraint triggers run before the check, so they may complete.
 CREATE TABLE public.idem_orders (id int);
 CREATE FUNCTION public.idem_finish() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -114,6 +114,8 @@ Answer begin(const Request &request, const Interval *ttl, Wait wait) {
               "idempotency key \"%s\" has no answer yet and this transaction is read-only",
               text_to_cstring(request.key.key));
 
+  PreventCommandIfParallelMode("idem_begin()");  // the processes of a query do not lock each other out
+
   const bool locked = lock(request.key, wait);
   // Whoever held the lock has committed or rolled back: its answer is visible before the lock is free.
   if (const Record *record = find_live_record(request.key)) {
@@ -121,7 +123,7 @@ Answer begin(const Request &request, const Interval *ttl, Wait wait) {
     return answered(*record, request);
   }
   if (!locked) return {Outcome::kInProgress, nullptr, nullptr};
-  claim_begun(request.key, GetCurrentTimestamp(), ttl, request.hash);
+  claim_begun(request.key, {GetCurrentTimestamp(), ttl, request.hash});
   return {Outcome::kNew, nullptr, nullptr};
 }
 
@@ -139,7 +141,7 @@ void complete(const Key &key, Jsonb *response, text *status) {
   }
   check_response(response);
   const TimestampTz now = GetCurrentTimestamp();
-  save_record(claim, now, expiry(now, claim.ttl), status, response);
+  save_record(claim, now, expiry(now, claim.terms->ttl), status, response);
   claim_completed(key);
 }
 

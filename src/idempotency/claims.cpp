@@ -18,7 +18,8 @@ struct Bucket {
 // One change of one claim, to be taken back when `subtransaction` is rolled back.
 struct Change {
   Claim *claim;
-  ClaimState undone;  // the state to return to
+  ClaimState undone;   // the state to return to
+  const Terms *terms;  // likewise
   SubTransactionId subtransaction;
 };
 
@@ -85,7 +86,7 @@ Claim *find_or_add(const Key &key) {
   return claim;
 }
 
-void change(Claim *claim, ClaimState state, ClaimState undone) {
+void change(Claim *claim, ClaimState state, const Terms *terms, ClaimState undone) {
   Registry &r = open_registry();
   const SubTransactionId subtransaction = GetCurrentSubTransactionId();
   if (subtransaction != TopSubTransactionId) {
@@ -96,9 +97,10 @@ void change(Claim *claim, ClaimState state, ClaimState undone) {
                                                   : MemoryContextAllocHuge(r.memory, size));
       r.change_capacity = capacity;
     }
-    r.changes[r.change_count++] = {claim, undone, subtransaction};
+    r.changes[r.change_count++] = {claim, undone, claim->terms, subtransaction};
   }
   claim->state = state;
+  claim->terms = terms;
 }
 
 // --- the end of transactions -------------------------------------------------------------------------------
@@ -121,8 +123,11 @@ void subtransaction_committed(SubTransactionId sub, SubTransactionId parent) noe
 void subtransaction_aborted(SubTransactionId sub, SubTransactionId) noexcept {
   if (!registry) return;
   Registry &r = *registry;
-  for (; r.change_count > 0 && r.changes[r.change_count - 1].subtransaction == sub; --r.change_count)
-    r.changes[r.change_count - 1].claim->state = r.changes[r.change_count - 1].undone;
+  for (; r.change_count > 0 && r.changes[r.change_count - 1].subtransaction == sub; --r.change_count) {
+    const Change &last = r.changes[r.change_count - 1];
+    last.claim->state = last.undone;
+    last.claim->terms = last.terms;
+  }
 }
 
 // Deferred triggers have run: whatever is not completed now never will be.
@@ -186,23 +191,28 @@ void require_claim(const Key &key) {
   }
 }
 
-void claim_begun(const Key &key, TimestampTz begun_at, const Interval *ttl, const bytea *request_hash) {
+void claim_begun(const Key &key, const Terms &terms) {
   Claim *claim = find_or_add(key);
   MemoryContext caller = MemoryContextSwitchTo(registry->memory);
-  claim->begun_at = begun_at;
-  claim->ttl = ttl ? static_cast<Interval *>(memcpy(palloc(sizeof *ttl), ttl, sizeof *ttl)) : nullptr;
-  claim->request_hash = copy(request_hash);
+  auto *kept = static_cast<Terms *>(palloc(sizeof(Terms)));
+  kept->begun_at = terms.begun_at;
+  kept->ttl = terms.ttl
+                  ? static_cast<Interval *>(memcpy(palloc(sizeof(Interval)), terms.ttl, sizeof(Interval)))
+                  : nullptr;
+  kept->request_hash = copy(terms.request_hash);
   MemoryContextSwitchTo(caller);
-  change(claim, ClaimState::kOwned, ClaimState::kLost);
+  change(claim, ClaimState::kOwned, kept, ClaimState::kLost);
 }
 
 void claim_completed(const Key &key) {
-  change(find_or_add(key), ClaimState::kCompleted, ClaimState::kOwned);
+  Claim *claim = find_or_add(key);
+  change(claim, ClaimState::kCompleted, claim->terms, ClaimState::kOwned);
 }
 
 void claim_dropped(const Key &key) {
   Claim *claim = registry ? find(key, hash_of(key)) : nullptr;
-  if (claim && claim->state != ClaimState::kNone) change(claim, ClaimState::kNone, claim->state);
+  if (claim && claim->state != ClaimState::kNone)
+    change(claim, ClaimState::kNone, claim->terms, claim->state);
 }
 
 void watch_claims() {

@@ -19,11 +19,16 @@ enum class ClaimState : uint8 {
   kLost,       // begun in a subtransaction that was rolled back: the key is free for others
 };
 
+// What a key was begun with.
+struct Terms {
+  TimestampTz begun_at;
+  const Interval *ttl;  // null: retrysafe.idem_retention
+  const bytea *request_hash;
+};
+
 struct Claim {
   ClaimState state;
-  TimestampTz begun_at;
-  Interval *ttl;  // null: retrysafe.idem_retention
-  bytea *request_hash;
+  const Terms *terms;  // of the last begin that was not rolled back; null while there is none
   Key key;
   uint64 hash;
   Claim *same_hash;  // chain of keys with one hash
@@ -38,7 +43,7 @@ const Claim *find_claim(const Key &key);
 void require_claim(const Key &key);
 
 // The changes. Each is undone when the current subtransaction is rolled back.
-void claim_begun(const Key &key, TimestampTz begun_at, const Interval *ttl, const bytea *request_hash);
+void claim_begun(const Key &key, const Terms &terms);
 void claim_completed(const Key &key);
 void claim_dropped(const Key &key);  // answered by somebody else's record, or forgotten
 

@@ -81,11 +81,11 @@ const Record *find_record(const Key &key) {
 void save_record(const Claim &claim, TimestampTz completed_at, TimestampTz expires_at, const text *status,
                  const Jsonb *response) {
   const uint64 written = pg::spi([&] {
-    return kSave.run({pg::value(claim.key.key), pg::value(claim.key.scope), pg::value(claim.request_hash),
-                      pg::value(status), pg::value(response), pg::value(TimestampTzGetDatum(claim.begun_at)),
-                      pg::value(TimestampTzGetDatum(completed_at)),
-                      pg::value(TimestampTzGetDatum(expires_at)),
-                      pg::value(TimestampTzGetDatum(claim.begun_at))});
+    return kSave.run(
+        {pg::value(claim.key.key), pg::value(claim.key.scope), pg::value(claim.terms->request_hash),
+         pg::value(status), pg::value(response), pg::value(TimestampTzGetDatum(claim.terms->begun_at)),
+         pg::value(TimestampTzGetDatum(completed_at)), pg::value(TimestampTzGetDatum(expires_at)),
+         pg::value(TimestampTzGetDatum(claim.terms->begun_at))});
   });
   // Only somebody who writes to the table by hand, past the lock on the key, can have been there first.
   if (written == 0)

@@ -8,10 +8,12 @@ namespace {
 
 constinit Extension cached{};
 constinit bool cache_valid = false;
+constinit uint64 changes = 0;  // heard of
 constinit uint64 generation = 0;
 
 void forget() {
   cache_valid = false;
+  ++changes;
 }
 
 bool is_ours(Oid relation) {
@@ -23,7 +25,8 @@ bool is_ours(Oid relation) {
 }
 
 void on_relation_change(Datum, Oid relation) {
-  if (cache_valid && (relation == InvalidOid || is_ours(relation))) forget();
+  // While nothing is cached it is not known which relations are ours.
+  if (!cache_valid || relation == InvalidOid || is_ours(relation)) forget();
 }
 
 void on_catalog_change(Datum, SyscacheNumber, uint32) {
@@ -61,23 +64,31 @@ Oid find_member(const Extension &e, const char *name) {
   return relation;
 }
 
+bool read_extension(Extension &e) {
+  if (!read_extension_row(e)) return false;
+  const char *schema = get_namespace_name(e.schema);
+  if (!schema) return false;
+  namestrcpy(&e.schema_name, schema);
+#define X(name)                   \
+  e.name = find_member(e, #name); \
+  if (!OidIsValid(e.name)) return false;
+  RETRYSAFE_RELATIONS(X)
+#undef X
+  return true;
+}
+
 }  // namespace
 
 const Extension *extension_if_installed() {
   if (cache_valid) return &cached;
+  const uint64 before = changes;
   Extension fresh{};
-  if (!read_extension_row(fresh)) return nullptr;
-  const char *schema = get_namespace_name(fresh.schema);
-  if (!schema) return nullptr;
-  namestrcpy(&fresh.schema_name, schema);
-#define X(name)                           \
-  fresh.name = find_member(fresh, #name); \
-  if (!OidIsValid(fresh.name)) return nullptr;
-  RETRYSAFE_RELATIONS(X)
-#undef X
+  if (!read_extension(fresh)) return nullptr;
   fresh.generation = ++generation;
   cached = fresh;
-  cache_valid = true;
+  // Reading takes locks, and with each one hears of changes by others: what was read before may be old by
+  // then.
+  cache_valid = changes == before;
   return &cached;
 }
 

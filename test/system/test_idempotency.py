@@ -658,6 +658,21 @@ def test_other_encodings(server, encoding):
         admin.close()
 
 
+@pytest.mark.parametrize("call", ["idem_begin(k, 'h')", "outbox_emit(NULL, k, 't', '1')"])
+def test_parallel_workers_own_nothing(db, call):
+    """The processes of one query share their locks: two of them would both be new."""
+    db.sql("CREATE TABLE many AS SELECT 'k' AS k FROM generate_series(1, 1000); ALTER TABLE many SET (parallel_workers = 2);"
+           "CREATE FUNCTION wrapped(k text) RETURNS text LANGUAGE plpgsql PARALLEL SAFE AS"
+           f" $$ BEGIN RETURN (SELECT {call}); END $$")
+    session = db.connect()
+    run(session, "SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0")
+    assert "Gather" in str(run(session, "EXPLAIN SELECT max(wrapped(k)) FROM many"))
+    assert error_of(run, session, "SELECT max(wrapped(k)) FROM many") == "25000"
+    run(session, "BEGIN READ WRITE; SELECT idem_begin('k', 'h'); SELECT idem_complete('k', '1'); COMMIT")
+    if call.startswith("idem"):  # what is known already is answered
+        assert run(session, "SELECT max(wrapped(k)) FROM many") == [("(replay,1,completed)",)]
+
+
 def test_handler_runs_as_the_caller(shop):
     shop.sql("""
       CREATE ROLE clerk_of_{0} LOGIN;
