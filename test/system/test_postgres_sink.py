@@ -457,7 +457,7 @@ def test_passwords(far, sinks):
 
 def test_the_environment_gives_nothing_away(far, sinks, monkeypatch, tmp_path):
     """Neither service, nor password, nor files of the account that the server runs as."""
-    (tmp_path / "service").write_text("[trap]\nhost=127.0.0.9\nsslmode=verify-full\noptions=-c bad.option=1\n")
+    (tmp_path / "service").write_text("[trap]\nhost=127.0.0.9\nsslmode=verify-full\noptions=-c no_such_setting=1\n")
     for name, value in {"PGSERVICE": "trap", "PGSERVICEFILE": str(tmp_path / "service"), "PGPASSWORD": "other",
                         "PGOPTIONS": "-c application_name=trap", "PGAPPNAME": "trap", "PGREQUIRESSL": "1",
                         "PGSSLMODE": "verify-full", "PGTARGETSESSIONATTRS": "standby"}.items():
