@@ -173,8 +173,8 @@ constexpr OptionDescription function_options[] = {
      .max = 255},
     {.name = "statement_timeout",
      .type = kDuration,
-     .description = "How long one call may take.",
-     .default_value = "30000",
+     .description = "How long one call may take; its worker does nothing else meanwhile.",
+     .default_value = "10000",
      .min = 10,
      .max = kHour},
 };

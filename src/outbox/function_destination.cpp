@@ -134,9 +134,9 @@ TimeoutId stop_timer() {
   return id;
 }
 
-void arm(int64 limit_us) {
+void arm(int64 timeout_us) {
   enable_timeout_after(STATEMENT_TIMEOUT,
-                       static_cast<int>(std::clamp<int64>(limit_us / 1000, 1, PG_INT32_MAX)));
+                       static_cast<int>(std::clamp<int64>(timeout_us / 1000, 1, PG_INT32_MAX)));
   enable_timeout_every(stop_timer(), GetCurrentTimestamp() + kStopCheckMs * 1000, kStopCheckMs);
 }
 
@@ -148,7 +148,7 @@ void disarm() {
 }
 
 // Inside the subtransaction.
-void run_handler(const Handler &handler, const Event &event, int64 limit_us) {
+void run_handler(const Handler &handler, const Event &event) {
   Oid caller;
   int context;
   GetUserIdAndSecContext(&caller, &context);
@@ -160,7 +160,7 @@ void run_handler(const Handler &handler, const Event &event, int64 limit_us) {
   check_constraints_at_once();
 
   PushActiveSnapshot(GetTransactionSnapshot());
-  arm(limit_us);
+  arm(handler.timeout_us);
   FmgrInfo function;
   fmgr_info(handler.function, &function);
   LOCAL_FCINFO(call, 1);
@@ -194,14 +194,14 @@ Caught caught(Body &&body) {
   }
 }
 
-Caught call_handler(const Handler &handler, const Event &event, int64 limit_us) {
+Caught call_handler(const Handler &handler, const Event &event) {
   MemoryContext memory = CurrentMemoryContext;
   ResourceOwner owner = CurrentResourceOwner;
   BeginInternalSubTransaction(nullptr);
   MemoryContextSwitchTo(memory);
   const Caught result = caught([&] {
     MemoryContextSwitchTo(CurTransactionContext);
-    run_handler(handler, event, limit_us);
+    run_handler(handler, event);
   });
   if (result.failed) {
     disarm();
@@ -273,11 +273,10 @@ FunctionRun call_function(const Destination &destination, Batch *batch, const ch
     const Event &event = batch->events[i];
     if (event.held || failed.has(event.ordering_key)) continue;
     const TimestampTz now = GetCurrentTimestamp();
-    if (any && (now - begin > kMaxRunUs || now + handler.timeout_us > batch->claim.lease_until)) break;
-    if (stop()) break;
+    if ((any && now - begin > kMaxRunUs) || now + handler.timeout_us > batch->claim.lease_until || stop())
+      break;
 
-    const Caught result =
-        call_handler(handler, event, std::min(handler.timeout_us, batch->claim.lease_until - now));
+    const Caught result = call_handler(handler, event);
     if (result.failed && stop()) break;
     const HandlerError kind = result.failed ? kind_of(result) : HandlerError::kRetry;
     if (!result.failed) {

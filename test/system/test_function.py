@@ -63,8 +63,13 @@ def dead(db):
 
 
 def settled(db, delivered, dead_letters=0):
-    return eventually(lambda: len(effects(db)) == delivered and len(dead(db)) == dead_letters,
-                      message=f"{effects(db)} {dead(db)} {db.sql('SELECT * FROM outbox_status')}")
+    seen = []
+
+    def all_settled():
+        seen[:] = [effects(db), dead(db), db.sql("SELECT * FROM outbox_status")]
+        return len(seen[0]) == delivered and len(seen[1]) == dead_letters
+
+    eventually(lambda: in_spite_of_crashes(all_settled), message=seen)
 
 
 def worker_pid(db):
@@ -290,7 +295,7 @@ def test_exactly_once_when_the_worker_dies(db, clerk):
         eventually(lambda: "was terminated by signal 9" in db.server.log()[-4000:])
     finally:
         eventually(lambda: in_spite_of_crashes(lambda: db.server.set("retrysafe.fault_points", None) is None))
-    eventually(lambda: in_spite_of_crashes(lambda: len(effects(db)) == 12))
+    settled(db, 12)
     assert effects(db) == [f"e{i}" for i in range(6)] + [f"f{i}" for i in range(6)]
     assert db.value("SELECT sum(delivered_total) FROM (SELECT max(total_delivered) AS delivered_total FROM"
                     " outbox_batches GROUP BY destination, shard) t") == 12
@@ -327,6 +332,16 @@ def test_termination_undoes_the_call_and_records_what_was_done_before(db, clerk)
     db.sql("DELETE FROM app.stop")
     settled(db, 2)
     assert dead(db) == {}
+
+
+def test_who_lost_the_shard_records_nothing(db, clerk):
+    """Somebody else took over while the function ran: its effects are undone with the record that is refused."""
+    hold_up(db, clerk)
+    db.sql("UPDATE outbox_shards SET token = token + 1, holder = NULL, holder_pid = NULL")
+    db.sql("DELETE FROM app.stop")
+    settled(db, 2)
+    assert "before its batch was recorded" in db.server.log()
+    assert db.value("SELECT delivered FROM outbox_status") == 2
 
 
 def test_lets_go_of_the_database(db, clerk):
