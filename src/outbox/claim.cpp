@@ -34,6 +34,8 @@ constinit pg::Statement lock_skipping{
     "SELECT " SHARD_COLUMNS
     " FROM @.outbox_shards WHERE destination = $1 AND shard = $2 FOR UPDATE SKIP LOCKED",
     {INT4OID, INT4OID}};
+constinit pg::Statement lock_all{
+    "SELECT FROM @.outbox_shards WHERE destination = $1 ORDER BY shard FOR UPDATE", {INT4OID}};
 constinit pg::Statement select_shards{
     "SELECT " SHARD_COLUMNS " FROM @.outbox_shards WHERE destination = $1 ORDER BY shard", {INT4OID}};
 
@@ -80,11 +82,16 @@ void read_types(const pg::Row &row, int column, MemoryContext memory, Destinatio
                     &count);
   auto **texts = static_cast<const char **>(MemoryContextAlloc(memory, sizeof(char *) * (count + 1)));
   int kept = 0;
+  uint64 digest = 1;  // no type at all is another choice than all of them
   for (int i = 0; i < count; ++i) {
     if (nulls[i]) continue;
     texts[kept++] = MemoryContextStrdup(memory, TextDatumGetCString(types[i]));
+    const char *type = texts[kept - 1];
+    digest = hash_bytes_extended(reinterpret_cast<const unsigned char *>(type),
+                                 static_cast<int>(strlen(type)), digest);
   }
   d->types = texts;
+  d->types_digest = digest;
   d->type_count = kept;
 }
 
@@ -111,6 +118,10 @@ bool lock_shard(int32 destination, int32 shard, bool wait, ShardRow *row) {
   if (statement.run({pg::value(destination), pg::value(shard)}) == 0) return false;
   *row = shard_row(0, 1, memory);
   return true;
+}
+
+void lock_all_shards(int32 destination) {
+  lock_all.run({pg::value(destination)});
 }
 
 int32 list_shards(int32 destination, MemoryContext memory, ShardRow **rows) {
@@ -226,6 +237,11 @@ Destination *load_destination(const char *name) {
   const int32 destination =
       pg::spi([&] { return find_destination.run({pg::value(name)}) == 0 ? 0 : pg::Row(0).int32_at(1); });
   return destination == 0 ? nullptr : load_destination(destination);
+}
+
+bool is_current(const Destination &d) {
+  const Destination *present = load_destination(d.destination);
+  return present && present->version == d.version;
 }
 
 }  // namespace retrysafe::outbox

@@ -3,6 +3,7 @@
 #include "outbox/emit.hpp"
 #include "outbox/engine.hpp"
 #include "outbox/parked.hpp"
+#include "outbox/shard.hpp"
 #include "pg/boundary.hpp"
 #include "pg/statement.hpp"
 
@@ -42,9 +43,6 @@ constinit pg::Statement discard{
 #undef CHOSEN
 #undef OF_CHOSEN
 
-constinit pg::Statement lock_shards{
-    "SELECT FROM @.outbox_shards WHERE destination = $1 ORDER BY shard FOR UPDATE", {INT4OID}};
-
 // A revived event may have come before the one of its key that waits for its next attempt.
 constinit pg::Statement hold_back{
     "UPDATE @.outbox_parked SET state = 'blocked'"
@@ -74,7 +72,7 @@ int64 settle(FunctionCallInfo fcinfo, pg::Statement *statement, bool hold_back_o
   Key *keys = nullptr;
   uint64 key_count = 0;
   const int64 settled = pg::spi([&] {
-    lock_shards.run({pg::value(number)});
+    lock_all_shards(number);
     key_count = statement->run({pg::value(number), text_filter(fcinfo, 1), text_filter(fcinfo, 2),
                                 PG_ARGISNULL(3) ? pg::null_value() : pg::value(PG_GETARG_DATUM(3)),
                                 text_filter(fcinfo, 4),

@@ -6,6 +6,8 @@
 #include "outbox/eras.hpp"
 #include "outbox/log_identity.hpp"
 #include "outbox/options.hpp"
+#include "outbox/parked.hpp"
+#include "outbox/shard.hpp"
 #include "outbox/snapshot.hpp"
 #include "outbox/status.hpp"
 #include "pg/boundary.hpp"
@@ -230,9 +232,6 @@ constinit pg::Statement insert_shards{
     "SELECT $1, shard, $3 FROM generate_series(0, $2 - 1) AS shard",
     {INT4OID, INT4OID, INT8OID}};
 
-constinit pg::Statement lock_shards{
-    "SELECT FROM @.outbox_shards WHERE destination = $1 ORDER BY shard FOR UPDATE", {INT4OID}};
-
 constinit pg::Statement highest_token{"SELECT max(token) FROM @.outbox_shards WHERE destination = $1",
                                       {INT4OID}};
 
@@ -358,7 +357,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_create_destination) {
 static void change_shards(const Definition &d, int32 old_shards, ArrayType *old_event_types) {
   check_identity();
   const int64 token = pg::spi([&] {
-    lock_shards.run({pg::value(d.destination)});
+    lock_all_shards(d.destination);
     highest_token.run({pg::value(d.destination)});
     return pg::Row(0).int64_at(1);
   });
@@ -383,6 +382,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
   check_may_alter(d);
   const int32 old_shards = d.shards;
   ArrayType *const old_event_types = d.event_types;
+  const char *const old_on_exhausted = d.on_exhausted;
   overlay(fcinfo, 2, &d);
   check_policies(&d);
   if (!PG_ARGISNULL(1)) {
@@ -399,6 +399,11 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
                             pg::value(d.batch_bytes), pg::value(d.lease)});
   });
   if (d.shards != old_shards) change_shards(d, old_shards, old_event_types);
+  if (strcmp(d.on_exhausted, old_on_exhausted) != 0)
+    pg::spi([&] {
+      lock_all_shards(d.destination);
+      restore_heads_behind_dead(*load_destination(d.destination));
+    });
   announce_at_commit();
   PG_RETURN_VOID();
 }

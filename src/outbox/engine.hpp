@@ -40,6 +40,7 @@ struct Destination {
   const char *run_as;
   int32 type_count;          // -1: all event types
   const char *const *types;  // patterns, see core/routing.hpp
+  uint64 types_digest;       // tells one choice of event types from another
   int32 shards;
   int32 max_attempts;
   int64 backoff_us;
@@ -104,6 +105,9 @@ void release(const Claim &claim);
 // Null when there is none. The other form looks the name up.
 Destination *load_destination(int32 destination);
 Destination *load_destination(const char *name);
+// False when it was altered or dropped since it was loaded. What was read may then lack events that it wants
+// now.
+bool is_current(const Destination &destination);
 
 // --- read --------------------------------------------------------------------------------------------------
 

@@ -44,4 +44,9 @@ Event read_event(TupleTableSlot *slot, AttrNumber first, const Uuid &log, bool b
   return event;
 }
 
+int64 body_size(const Event &event) {
+  return static_cast<int64>((event.payload ? strlen(event.payload) : 0) +
+                            (event.headers ? strlen(event.headers) : 0));
+}
+
 }  // namespace retrysafe::outbox

@@ -11,4 +11,7 @@ namespace retrysafe::outbox {
 // event id. Everything is copied. Without `body`, payload and headers are left out.
 Event read_event(TupleTableSlot *slot, AttrNumber first_column, const Uuid &log, bool body);
 
+// Bytes of payload and headers, as far as they were read.
+int64 body_size(const Event &event);
+
 }  // namespace retrysafe::outbox

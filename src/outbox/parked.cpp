@@ -36,6 +36,12 @@ int64 id_of(pg::IndexScan *scan) {
   return DatumGetInt64(scan->datum(parked_column::kId, &null));
 }
 
+const char *ordering_key_of(pg::IndexScan *scan) {
+  bool null;
+  const Datum key = scan->datum(parked_column::kOrderingKey, &null);
+  return null ? nullptr : TextDatumGetCString(key);
+}
+
 bool state_is(pg::IndexScan *scan, const char *state) {
   bool null;
   const text *value = DatumGetTextPP(scan->datum(parked_column::kState, &null));
@@ -81,7 +87,7 @@ Event event_at(pg::IndexScan *scan, const Uuid &log, bool bodies) {
 
 }  // namespace
 
-int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, bool bodies, int32 most,
+int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, int32 most, int64 bytes,
                       Event *events) {
   const pg::Extension &e = pg::extension();
   ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
@@ -92,14 +98,24 @@ int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, bool b
                          TimestampTzGetDatum(GetCurrentTimestamp()));
   pg::IndexScan due = pg::begin_scan(e.outbox_parked, e.outbox_parked_due, snapshot, keys, 3);
   int32 count = 0;
-  for (int looked_at = 0; count < most && looked_at < kDueBound && due.next(); ++looked_at) {
-    const Event head = event_at(&due, log, bodies);
-    if (head.ordering_key && first_holder(d, shard, head.ordering_key, snapshot) != head.id) continue;
-    events[count++] = head;
-    if (!head.ordering_key) continue;
-    pg::IndexScan behind =
-        scan_key(e.outbox_parked_waiting, d.destination, shard, head.ordering_key, head.id, snapshot);
-    while (count < most && behind.next()) events[count++] = event_at(&behind, log, bodies);
+  const auto add = [&](pg::IndexScan *scan) {
+    events[count] = event_at(scan, log, true);
+    bytes -= body_size(events[count]);
+    if (count > 0 && bytes < 0) return false;
+    return ++count < most && bytes > 0;
+  };
+  bool room = true;
+  for (int looked_at = 0; room && looked_at < kDueBound && due.next(); ++looked_at) {
+    const char *key = ordering_key_of(&due);
+    const int64 head = id_of(&due);
+    if (key && first_holder(d, shard, key, snapshot) != head) continue;
+    room = add(&due);
+    if (!key) continue;
+    const int64 dead = d.block_when_exhausted
+                           ? first_of_key(e.outbox_parked_dead, d.destination, shard, key, snapshot)
+                           : PG_INT64_MAX;
+    pg::IndexScan behind = scan_key(e.outbox_parked_waiting, d.destination, shard, key, head, snapshot);
+    while (room && behind.next() && id_of(&behind) < dead) room = add(&behind);
     behind.end();
   }
   due.end();
@@ -219,6 +235,12 @@ constinit pg::Statement make_follower{
     "state = 'retry'",
     {INT4OID, INT4OID, INT8OID}};
 
+constinit pg::Statement select_keys_behind_dead{
+    "SELECT DISTINCT shard, ordering_key FROM @.outbox_parked d WHERE destination = $1 AND state = 'dead'"
+    " AND EXISTS (SELECT FROM @.outbox_parked w WHERE w.destination = d.destination AND w.shard = d.shard"
+    " AND w.ordering_key = d.ordering_key AND w.state IN ('retry', 'blocked'))",
+    {INT4OID}};
+
 // What becomes of an event that has failed once more.
 bool write_failure(pg::Statement *statement, const Destination &d, int32 shard, const Event &event,
                    const FailedAttempt &attempt) {
@@ -283,6 +305,18 @@ void restore_head(const Destination &d, int32 shard, const char *ordering_key) {
     pg::Statement &change = first ? make_first : make_follower;
     change.run({pg::value(d.destination), pg::value(shard), pg::value(ids[i])});
   }
+}
+
+void restore_heads_behind_dead(const Destination &d) {
+  struct Key {
+    int32 shard;
+    const char *ordering_key;
+  };
+  MemoryContext memory = CurrentMemoryContext;
+  const uint64 count = select_keys_behind_dead.run({pg::value(d.destination)});
+  auto *keys = static_cast<Key *>(MemoryContextAllocHuge(memory, (count + 1) * sizeof(Key)));
+  for (uint64 i = 0; i < count; ++i) keys[i] = {pg::Row(i).int32_at(1), pg::Row(i).text_at(2, memory)};
+  for (uint64 i = 0; i < count; ++i) restore_head(d, keys[i].shard, keys[i].ordering_key);
 }
 
 }  // namespace retrysafe::outbox

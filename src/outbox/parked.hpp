@@ -15,8 +15,8 @@ namespace retrysafe::outbox {
 // --- reading: by index, under a snapshot of now ------------------------------------------------------------
 
 // Parked events that may be sent now: each due head of a key and the blocked ones behind it, in order; at
-// most `most`. Returns how many. Bodies are left out when `bodies` is false.
-int32 read_due_parked(const Destination &destination, int32 shard, const Uuid &log, bool bodies, int32 most,
+// most `most`, and no more than `bytes` of payloads and headers unless it is one event. Returns how many.
+int32 read_due_parked(const Destination &destination, int32 shard, const Uuid &log, int32 most, int64 bytes,
                       Event *events);
 
 // One that waits, by its position; false when it does not, or does not exist.
@@ -65,5 +65,9 @@ void settle_delivered(int32 destination, int32 shard, int64 id);
 // Restores the rule of the first paragraph after anything of the key changed: its first waiting event becomes
 // due, unless something holds it back. Costs two look-ups. Nothing to do without a key.
 void restore_head(const Destination &destination, int32 shard, const char *ordering_key);
+
+// The same for all keys with a dead event, after it was changed whether those hold back others. Under the
+// locks of all shard rows.
+void restore_heads_behind_dead(const Destination &destination);
 
 }  // namespace retrysafe::outbox

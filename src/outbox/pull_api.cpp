@@ -146,6 +146,7 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
     }
     if (any_held) park_held(d, batch);
     if (batch->event_count > 0) return Secured::kYes;
+    if (!is_current(d)) return Secured::kLost;
     record_locked(d, *batch, nullptr, row);
     return Secured::kReadAgain;
   });
@@ -299,7 +300,7 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &
     pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.",
               "invalid batch");
   open.position = handle.from;
-  const Limits limits{PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX, false};
+  const Limits limits{PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX, false, false};
   Range &range = out->range;
   range = read_range(*out->destination, handle.shard, open, handle.to, log, limits);
   if (range.check != handle.check)

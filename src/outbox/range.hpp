@@ -10,9 +10,10 @@ namespace retrysafe::outbox {
 
 struct Limits {
   int32 events;
-  int64 bytes;  // of payloads and headers; the first event may be larger
-  int64 rows;   // to look at
-  bool bodies;  // read payloads and headers too
+  int64 bytes;        // of payloads and headers
+  int64 rows;         // to look at
+  bool bodies;        // read payloads and headers too
+  bool may_be_empty;  // false: a first event is taken that is larger than `bytes`
 };
 
 struct Range {

@@ -46,11 +46,6 @@ bool belongs(const Destination &d, int32 shard, int64 id, TupleTableSlot *slot) 
   return wanted(d, view(slot_getattr(slot, log_column::kEventType, &null)));
 }
 
-int64 size_of(const Event &event) {
-  return static_cast<int64>((event.payload ? strlen(event.payload) : 0) +
-                            (event.headers ? strlen(event.headers) : 0));
-}
-
 }  // namespace
 
 Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int64 up_to, const Uuid &log,
@@ -73,8 +68,8 @@ Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int6
     event.id = scan.id();
     bool null;
     event.txid = DatumGetUInt64(slot_getattr(scan.slot(), log_column::kTxid, &null));
-    bytes += size_of(event);
-    if (range.count > 0 && bytes > limits.bytes) {
+    bytes += body_size(event);
+    if (bytes > limits.bytes && (range.count > 0 || limits.may_be_empty)) {
       range.to = event.id - 1;
       break;
     }
@@ -130,28 +125,30 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
   // At most half of a batch, so that a long queue of retries and the log do not starve each other.
   const int32 parked_most = std::clamp<int32>(max_events / 2, 1, BatchHandle::kMaxParked);
   auto *parked = static_cast<Event *>(palloc(sizeof(Event) * parked_most));
-  const int32 parked_count = read_due_parked(d, claim.shard, era.log, true, parked_most, parked);
+  const int32 parked_count = read_due_parked(d, claim.shard, era.log, parked_most, max_bytes / 2, parked);
+  int64 bytes_left = max_bytes;
+  for (int32 i = 0; i < parked_count; ++i) bytes_left -= body_size(parked[i]);
 
   const Cursor cursor = load_cursor(claim.destination, claim.shard);
   batch->seq = cursor.seq;
-  const Limits limits{max_events - parked_count, max_bytes, kRowsPerRead, true};
-  if (limits.events == 0) {
+  const Limits limits{max_events - parked_count, bytes_left, kRowsPerRead, true, parked_count > 0};
+  if (limits.events == 0 || limits.bytes <= 0) {
     only_parked(batch, cursor, parked, parked_count);
     return batch;
   }
   for (;;) {
-    const OpenWindow open = open_window(claim.destination, claim.shard, cursor, era);
+    const OpenWindow open = open_window(d, claim.shard, cursor, era);
     const Range range = read_range(d, claim.shard, open, PG_INT64_MAX, era.log, limits);
     const bool anything = range.count > 0 || range.parked_count > 0;
     if (!anything && range.exhausted) {
-      pass_over(claim.destination, claim.shard, cursor, open, range.looked_at);
+      pass_over(d, claim.shard, cursor, open, range.looked_at);
       if (open.stored) continue;  // what came after that window is still to be looked at
       OpenWindow done;
       if (parked_count > 0) {
         only_parked(batch, cursor, parked, parked_count);
         return batch;
       }
-      if (progress_is_due(claim.destination, claim.shard, cursor, &done)) {
+      if (progress_is_due(d, claim.shard, cursor, &done)) {
         batch->window_no = done.window_no;
         batch->opens_window = !done.stored;
         batch->window = *done.window.now;

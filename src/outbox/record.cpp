@@ -131,6 +131,7 @@ bool record_progress(const Destination &d, const Batch &batch) {
     const TimestampTz now = GetCurrentTimestamp();
     if (!is_valid(row, batch.claim, now) && !is_free(row, now)) return false;
     if (load_cursor(d.destination, batch.claim.shard).seq != batch.seq) return false;
+    if (!is_current(d)) return false;
     record_locked(d, batch, nullptr, row);
     return true;
   });

@@ -27,6 +27,9 @@ bool is_free(const ShardRow &row, TimestampTz now);
 // locked.
 bool lock_shard(int32 destination, int32 shard, bool wait, ShardRow *row);
 
+// Waits for all rows of a destination and locks them.
+void lock_all_shards(int32 destination);
+
 // All shards of a destination, by number.
 int32 list_shards(int32 destination, MemoryContext memory, ShardRow **rows);
 

@@ -28,6 +28,7 @@ struct PassedOver {
   uint64 generation;     // of the extension
   int64 seq;             // of the cursor that was passed on from
   TransactionId writer;  // of that cursor
+  uint64 types_digest;   // of the event types that were looked for
   StoredSnapshot *done;  // all it sees is done; null: nothing remembered
   int64 window_no;       // under which it is, or would be, stored
   bool stored;
@@ -47,13 +48,14 @@ HTAB *passed_over() {
   return table;
 }
 
-// Only while the cursor is still the same row; null otherwise.
-PassedOver *remembered(int32 destination, int32 shard, const Cursor &cursor) {
-  const ShardKey key{destination, shard};
+// Only while the cursor is still the same row, and the same events are wanted: others may be among those that
+// were passed over. Null otherwise.
+PassedOver *remembered(const Destination &d, int32 shard, const Cursor &cursor) {
+  const ShardKey key{d.destination, shard};
   auto *entry = static_cast<PassedOver *>(hash_search(passed_over(), &key, HASH_FIND, nullptr));
   if (!entry || !entry->done) return nullptr;
   const bool good = entry->generation == pg::extension().generation && entry->seq == cursor.seq &&
-                    entry->writer == cursor.writer;
+                    entry->writer == cursor.writer && entry->types_digest == d.types_digest;
   return good ? entry : nullptr;
 }
 
@@ -104,42 +106,43 @@ bool load_open_window(int32 destination, int32 shard, int64 window_no, OpenWindo
   return true;
 }
 
-OpenWindow open_window(int32 destination, int32 shard, const Cursor &cursor, const Era &era) {
+OpenWindow open_window(const Destination &d, int32 shard, const Cursor &cursor, const Era &era) {
   const StoredSnapshot *done;
   int64 next_no;
-  PassedOver *memory = remembered(destination, shard, cursor);
+  PassedOver *memory = remembered(d, shard, cursor);
   if (memory && memory->done->era != era.era) memory = nullptr;
   if (memory && memory->stored) {
     // The row may have gone with the transaction that wrote it.
-    const StoredWindow *stored = load_window(destination, shard, memory->window_no);
+    const StoredWindow *stored = load_window(d.destination, shard, memory->window_no);
     if (!stored || !same_snapshot(stored->snapshot, *memory->done)) memory = nullptr;
   }
   if (memory) {
     done = memory->done;
     next_no = memory->stored ? memory->window_no + 1 : memory->window_no;
   } else {
-    const StoredWindow *current = existing_window(destination, shard, cursor.window_no);
+    const StoredWindow *current = existing_window(d.destination, shard, cursor.window_no);
     // A window of an old era is not read on, whatever is left of it: its transaction ids mean nothing here.
     if (current->snapshot.era == era.era && cursor.position < current->snapshot.ceiling)
-      return make_open(destination, shard, cursor.window_no, *current, cursor.position);
+      return make_open(d.destination, shard, cursor.window_no, *current, cursor.position);
     done = &current->snapshot;
     next_no = cursor.window_no + 1;
   }
 
   // A pull client stores the window that it opens, before anything of it is recorded.
-  if (const StoredWindow *next = load_window(destination, shard, next_no))
-    return make_open(destination, shard, next_no, *next, 0);
+  if (const StoredWindow *next = load_window(d.destination, shard, next_no))
+    return make_open(d.destination, shard, next_no, *next, 0);
 
-  if (done->era != era.era) raise_window_missing(destination, shard, next_no);
+  if (done->era != era.era) raise_window_missing(d.destination, shard, next_no);
   auto *now = static_cast<StoredSnapshot *>(palloc(sizeof(StoredSnapshot)));
   *now = take_snapshot(era.era, era.first_id);
   return {{everything_in(copy_snapshot(*done, CurrentMemoryContext)), now}, next_no, false, 0};
 }
 
-void pass_over(int32 destination, int32 shard, const Cursor &cursor, const OpenWindow &open, int64 skipped) {
-  PassedOver *known = remembered(destination, shard, cursor);
+void pass_over(const Destination &d, int32 shard, const Cursor &cursor, const OpenWindow &open,
+               int64 skipped) {
+  PassedOver *known = remembered(d, shard, cursor);
   StoredSnapshot *done = copy_snapshot(*open.window.now, TopMemoryContext);
-  const ShardKey key{destination, shard};
+  const ShardKey key{d.destination, shard};
   bool found;
   auto *entry = static_cast<PassedOver *>(hash_search(passed_over(), &key, HASH_ENTER, &found));
   if (found && entry->done) pfree(entry->done);
@@ -147,6 +150,7 @@ void pass_over(int32 destination, int32 shard, const Cursor &cursor, const OpenW
     entry->generation = pg::extension().generation;
     entry->seq = cursor.seq;
     entry->writer = cursor.writer;
+    entry->types_digest = d.types_digest;
     entry->skipped = 0;
     INSTR_TIME_SET_CURRENT(entry->since);
   }
@@ -156,8 +160,8 @@ void pass_over(int32 destination, int32 shard, const Cursor &cursor, const OpenW
   entry->skipped += skipped;
 }
 
-bool progress_is_due(int32 destination, int32 shard, const Cursor &cursor, OpenWindow *done) {
-  PassedOver *memory = remembered(destination, shard, cursor);
+bool progress_is_due(const Destination &d, int32 shard, const Cursor &cursor, OpenWindow *done) {
+  PassedOver *memory = remembered(d, shard, cursor);
   if (!memory || memory->skipped == 0) return false;
   instr_time passed;
   INSTR_TIME_SET_CURRENT(passed);

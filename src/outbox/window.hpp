@@ -3,6 +3,7 @@
 
 #include "core/snapshot.hpp"
 #include "outbox/cursor.hpp"
+#include "outbox/engine.hpp"
 #include "outbox/log_identity.hpp"
 #include "pg/index_scan.hpp"
 #include "pg/server.hpp"
@@ -17,19 +18,20 @@ struct OpenWindow {
 };
 
 // The window of a cursor: the stored one while there is something left of it, else a new one that begins now.
-OpenWindow open_window(int32 destination, int32 shard, const Cursor &cursor, const Era &era);
+OpenWindow open_window(const Destination &destination, int32 shard, const Cursor &cursor, const Era &era);
 
 // A window that has its row; false when it has not.
 bool load_open_window(int32 destination, int32 shard, int64 window_no, OpenWindow *open);
 
 // A window without (more) events for the shard is not worth a row in outbox_batches: this process remembers
-// that it is done, and the next open_window for the same cursor begins behind it. `skipped` counts the rows
-// that were looked at.
-void pass_over(int32 destination, int32 shard, const Cursor &cursor, const OpenWindow &open, int64 skipped);
+// that it is done, and the next open_window for the same cursor and the same event types begins behind it.
+// `skipped` counts the rows that were looked at.
+void pass_over(const Destination &destination, int32 shard, const Cursor &cursor, const OpenWindow &open,
+               int64 skipped);
 
 // What was passed over and should be stored now, so that another process need not read it again, and
 // retention sees that it is done. False: nothing, or not yet.
-bool progress_is_due(int32 destination, int32 shard, const Cursor &cursor, OpenWindow *done);
+bool progress_is_due(const Destination &destination, int32 shard, const Cursor &cursor, OpenWindow *done);
 
 // The rows of a window above a position, by id.
 class WindowScan {

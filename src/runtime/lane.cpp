@@ -187,8 +187,7 @@ void Lane::read(Milliseconds now) {
     if (!batch) return;
     // Looked at after the batch was read: what was emitted after a pause or a change must not go out as
     // before it.
-    const outbox::Destination *present = outbox::load_destination(destination_->destination);
-    if (!present || present->version != destination_->version) {
+    if (!outbox::is_current(*destination_)) {
       batch = nullptr;
       reload_ = again = true;
       return;

@@ -288,6 +288,22 @@ def test_batch_limits(db):
     assert client.fetch(max_bytes=1) == ["c"]  # a single event may be larger
 
 
+def test_batch_limits_count_events_that_come_again(db):
+    create(db)
+    emit(db, *"abcd", payload=json.dumps("x" * 1000))
+    client = Client(db)
+    client.fetch()
+    for key in "abcd":
+        client.nack(key)
+    client.ack()
+    emit(db, "e", payload=json.dumps("x" * 1000))
+    assert client.fetch(max_bytes=1) == ["a"]
+    assert client.fetch(max_bytes=2500) == ["a", "e"]
+    assert client.fetch(max_bytes=4500) == ["a", "b", "e"]
+    client.ack()
+    assert client.drain() == ["c", "d"]
+
+
 @pytest.mark.parametrize("batch", ["", "x", "1.0.1.1.0", "-1.0.1.1.0.1.1", "99999999999999999999.0.1.1.0.1.1"])
 def test_a_batch_that_fetch_did_not_return(db, batch):
     for call in ("outbox_ack(%s)", "outbox_nack(%s, gen_random_uuid())", "outbox_renew(%s)", "outbox_release(%s)"):
@@ -363,6 +379,28 @@ def test_changed_event_types_do_not_lose_a_batch_in_flight(db):
     refused(STALE, client.ack)
     assert client.fetch() == ["1", "2", "3"]
     assert client.ack() == 3
+
+
+def test_what_was_passed_over_for_other_event_types_is_looked_at_again(db):
+    """The session remembers what it passed over. That must not outlive the event types that it was passed over for."""
+    create(db, event_types=["x"])
+    client = Client(db)
+    emit(db, "1", event_type="y")
+    assert client.fetch() == []
+    db.sql("SELECT outbox_alter_destination('d', event_types => '{x,y}')")
+    emit(db, "2", event_type="y")
+    assert client.fetch() == ["1", "2"]
+
+
+def test_an_alteration_that_is_rolled_back_loses_nothing(db):
+    create(db, event_types=["x"])
+    client = Client(db)
+    emit(db, "1", event_type="x")
+    run(client.connection, "BEGIN")
+    run(client.connection, "SELECT outbox_alter_destination('d', event_types => '{other}')")
+    assert client.fetch() == []
+    run(client.connection, "ROLLBACK")
+    assert client.fetch() == ["1"]
 
 
 def test_settings_of_the_session_do_not_matter(db):
@@ -514,6 +552,37 @@ def test_a_head_that_is_discarded_while_its_key_is_in_flight(db):
     client.ack()
     db.sql("UPDATE outbox_parked SET state = 'retry', retry_at = now() WHERE event_key = 'a2'")
     assert client.drain() == ["a2"]
+
+
+def test_a_dead_event_blocks_what_is_behind_it_whatever_comes_before(db):
+    create(db, on_exhausted="block")
+    emit(db, *"abc", ordering_key="k")
+    client = Client(db)
+    assert client.fetch() == list("abc")
+    client.nack("b", dead=True)
+    client.nack("a")
+    assert client.fetch() == ["a"]
+    client.ack()
+    assert client.drain() == []
+    db.sql("SELECT outbox_discard('d')")
+    assert client.drain() == ["c"]
+
+
+@pytest.mark.parametrize("waiting_event_failed", [False, True])
+def test_whether_dead_events_block_can_be_changed(db, waiting_event_failed):
+    create(db, on_exhausted="dead_letter" if waiting_event_failed else "block")
+    emit(db, *"abc", ordering_key="k")
+    client = Client(db)
+    assert client.fetch() == list("abc")
+    client.nack("a", dead=True)
+    if waiting_event_failed:
+        assert client.fetch() == ["b", "c"]
+        client.nack("b")
+        db.sql("SELECT outbox_alter_destination('d', on_exhausted => 'block')")
+        assert db.sql("SELECT parked_retry, parked_blocked FROM outbox_status") == [(0, 2)]
+    assert client.fetch() == []
+    db.sql("SELECT outbox_alter_destination('d', on_exhausted => 'dead_letter')")
+    assert client.drain() == ["b", "c"]
 
 
 def test_reason_is_cut_to_its_limit(db):
