@@ -175,6 +175,8 @@ bool claim(int32 destination, const Holder &holder, int64 lease_us, Claim *claim
     for (uint64 i = 0; i < count; ++i) {
       const Candidate &c = candidates[i];
       ShardRow now_locked;
+      // Its own ones, whose leases ran out while there was nothing to do, it takes again one by one: reclaim().
+      if (c.row.holder && strcmp(c.row.holder, holder.name) == 0) continue;
       if (!is_free(c.row, GetCurrentTimestamp())) continue;
       if (!lock_shard(c.destination, c.row.shard, false, &now_locked)) continue;
       const TimestampTz now = GetCurrentTimestamp();
@@ -183,6 +185,17 @@ bool claim(int32 destination, const Holder &holder, int64 lease_us, Claim *claim
       return true;
     }
     return false;
+  });
+}
+
+bool reclaim(Claim *claim, const Holder &holder, int64 lease_us) {
+  return pg::spi([&] {
+    ShardRow row;
+    if (!lock_shard(claim->destination, claim->shard, true, &row)) return false;
+    const TimestampTz now = GetCurrentTimestamp();
+    if (!is_free(row, now)) return false;
+    *claim = take_shard(claim->destination, row, holder, now + lease_us);
+    return true;
   });
 }
 

@@ -23,7 +23,7 @@ constexpr Setting pinned[] = {
     {"idle_session_timeout", "0"},
     {"IntervalStyle", "postgres"},
     // A lock on our tables that lasts shall not keep the other destinations waiting for ever.
-    {"lock_timeout", "5s"},
+    {"lock_timeout", "1s"},
     {"role", "none"},
     {"row_security", "on"},
     {"search_path", "pg_catalog, pg_temp"},

@@ -195,7 +195,7 @@ void Lane::read(Milliseconds now) {
     const int64 lease_us = is_function() ? outbox::function_lease_us(*destination_) : destination_->lease_us;
     if (!outbox::renew(&claim_, lease_us)) {
       batch = nullptr;
-      lost = !outbox::claim(destination_->destination, outbox::this_worker(), lease_us, &claim_);
+      lost = !outbox::reclaim(&claim_, outbox::this_worker(), lease_us);
       again = !lost;
       return;
     }
@@ -221,10 +221,7 @@ void Lane::read(Milliseconds now) {
     return failed("read events for", *error, now);
   }
   failures_ = 0;
-  if (lost) {
-    state_ = State::kGone;
-    return;
-  }
+  if (lost) return go();
   if (again) return;  // state kReading: next turn
   if (!batch) {
     state_ = State::kIdle;
@@ -275,6 +272,7 @@ void Lane::close_sink() {
 }
 
 void Lane::send(Milliseconds now) {
+  if (!ready_ && now < sink_at_) return;
   dispatcher_->step();
   sink_at_ = dispatcher_->timeout_ms() < 0 ? kNever : now + dispatcher_->timeout_ms();
   if (!dispatcher_->done()) return;
@@ -299,9 +297,7 @@ void Lane::keep_lease(Milliseconds now) {
   if (kept) return note_lease(now);
   // Somebody else works the shard now, or will. What is in flight is given up: it comes again from there.
   log_line("lost shard %d of destination \"%s\" while sending to it", claim_.shard, name());
-  close_sink();
-  drop_batch();
-  state_ = State::kGone;
+  go();
 }
 
 void Lane::record(Milliseconds now, int timeout_ms) {
@@ -337,9 +333,7 @@ void Lane::record(Milliseconds now, int timeout_ms) {
                 timeout_ms);
   if (error && error->is(kStaleBatch)) {
     log_line("lost shard %d of destination \"%s\" before its batch was recorded", claim_.shard, name());
-    drop_batch();
-    state_ = State::kGone;
-    return;
+    return go();
   }
   if (error) {
     if (failures_ >= kRecordTries) drop_batch();
@@ -388,9 +382,7 @@ void Lane::call_function(Milliseconds now) {
 void Lane::call_failed(const pg::StepError &error, Milliseconds now) {
   if (error.is(kStaleBatch)) {
     log_line("lost shard %d of destination \"%s\" before its batch was recorded", claim_.shard, name());
-    drop_batch();
-    state_ = State::kGone;
-    return;
+    return go();
   }
   if (!ShutdownRequestPending) {
     if (batch_->event_count == 1) {
@@ -423,10 +415,7 @@ void Lane::drop_batch() {
 }
 
 void Lane::failed(const char *what, const pg::StepError &error, Milliseconds now) {
-  if (error.is(kNotInstalled) || error.is(kStaleBatch)) {
-    state_ = State::kGone;
-    return;
-  }
+  if (error.is(kNotInstalled) || error.is(kStaleBatch)) return go();
   if (failures_ == 0 && !ShutdownRequestPending) {
     log_line("could not %s destination \"%s\": %s", what, name(), error.message.c_str());
     show_error(error.message.c_str());

@@ -150,7 +150,10 @@ class Worker {
       }
       if (refresh) seen.rows = read_destinations(scratch_, &seen.count);
     });
-    if (error) return failed("look for work", *error, now);
+    if (error) {
+      for (const auto &lane : lanes_) lane->wake();
+      return failed("look for work", *error, now);
+    }
     if (!seen.right_version) {
       lanes_.clear();
       if (seen.installed)
@@ -271,7 +274,9 @@ class Worker {
     const auto error = pg::in_transaction("removing what is old", nullptr, [&] {
       installed = pg::extension_if_installed() != nullptr;
       if (!installed) return;
-      removed = outbox::remove_old_events(kCleanUpRows) + idempotency::remove_expired(kCleanUpRows);
+      // Of a log that is not to be published nothing is taken away.
+      if (lanes_wanted_) removed = outbox::remove_old_events(kCleanUpRows);
+      removed += idempotency::remove_expired(kCleanUpRows);
     });
     cleaned_up_at_ = now_ms();
     clean_up_at_ = cleaned_up_at_ + (removed >= kCleanUpRows ? 0 : kCleanUpAnyway);
@@ -317,7 +322,8 @@ class Worker {
     const bool reloaded = pg::call([&] {
       if (timeout > 0) {
         const bool publishing = activity_ == Activity::kPublishing;
-        pgstat_report_activity(publishing ? STATE_RUNNING : STATE_IDLE, publishing ? "publishing" : "idle");
+        if (publishing || MyBEEntry->st_state != STATE_IDLE)
+          pgstat_report_activity(publishing ? STATE_RUNNING : STATE_IDLE, publishing ? "publishing" : "idle");
         if (!publishing) pgstat_report_stat(true);
       }
       return pg::wait(set_, timeout, pg::Wait::kWorkerMain);

@@ -202,6 +202,7 @@ def test_commit_prepared_is_found_by_polling(own_db):
     run(session, "PREPARE TRANSACTION 'p1'")
     emit(own_db, "later")
     eventually(lambda: d.delivered() == ["later"])
+    time.sleep(2.5)  # whatever the commit of `later` rang for has been looked at
     own_db.sql("COMMIT PREPARED 'p1'")
     eventually(lambda: d.delivered() == ["later", "prepared"], timeout=10)
 
@@ -275,6 +276,21 @@ def test_several_workers_share_the_shards():
 
         server.set("retrysafe.workers_per_database", 1)
         eventually(lambda: db.sql("SELECT shards FROM outbox_workers WHERE process = 'worker'") == [(6,)])
+
+
+def test_a_worker_claims_the_shard_it_lacks_not_its_own_again(own_db):
+    """One worker holds idle shards whose leases ran out; a pull client gives back the one that it lacks."""
+    d = NullDestination(own_db, shards=3, lease="interval '1 s'")
+    eventually(lambda: own_db.value("SELECT count(*) FROM outbox_shards WHERE holder LIKE 'worker%%'") == 3)
+    own_db.sql("SELECT outbox_pause('d')")
+    eventually(lambda: own_db.value("SELECT count(*) FROM outbox_shards WHERE holder IS NOT NULL") == 0)
+    own_db.sql("UPDATE outbox_shards SET holder = 'somebody', lease_until = clock_timestamp() + interval '3 s' "
+               "WHERE shard = 0")
+    own_db.sql("SELECT outbox_resume('d')")
+    session = own_db.connect()
+    run(session, "SELECT outbox_emit(NULL, 'e' || i, 't', '1', 'o' || i) FROM generate_series(1, 60) i")
+    eventually(lambda: len(d.delivered()) == 60, timeout=15)
+    assert len(set(d.delivered())) == 60
 
 
 # --- recording -------------------------------------------------------------------------------------------------
