@@ -15,6 +15,9 @@ constexpr Setting pinned[] = {
     {"application_name", "retrysafe worker"},
     {"bytea_output", "hex"},
     {"DateStyle", "ISO, MDY"},
+    // Whoever looks first is the one that fails: not the user's DROP EXTENSION, but the worker, which tries
+    // again.
+    {"deadlock_timeout", "50ms"},
     {"default_transaction_deferrable", "off"},
     {"default_transaction_isolation", "read committed"},
     {"default_transaction_read_only", "off"},

@@ -127,6 +127,18 @@ def test_nothing_is_given_to_public(db, role):
                     " WHERE m.classid = 'pg_class'::regclass AND a.attacl IS NOT NULL") == 0
 
 
+def test_default_privileges_give_nothing(db, role):
+    db.sql("DROP EXTENSION retrysafe")
+    nobody = role()
+    for kind in ("TABLES", "SEQUENCES", "FUNCTIONS"):
+        for grantee in ("PUBLIC", nobody):
+            db.sql(f"ALTER DEFAULT PRIVILEGES GRANT ALL ON {kind} TO {grantee}")
+            db.sql(f"ALTER DEFAULT PRIVILEGES IN SCHEMA retrysafe GRANT ALL ON {kind} TO {grantee}")
+    db.sql("CREATE EXTENSION retrysafe SCHEMA retrysafe")
+    assert executable(db, nobody) == set()
+    assert accessible(db, nobody) == set()
+
+
 WRITE = {"idem_begin", "idem_try_begin", "idem_complete", "idem_run", "idem_hash", "idem_peek", "outbox_emit",
          "outbox_cancel", "outbox_event_id", "inbox_accept"}
 CONSUME = {"outbox_fetch", "outbox_ack", "outbox_nack", "outbox_renew", "outbox_release"}

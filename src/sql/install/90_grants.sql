@@ -113,16 +113,29 @@ AS $$
 $$;
 COMMENT ON FUNCTION @extschema@.retrysafe_holds(regrole, text) IS 'whether a role was given all of an access';
 
+-- Nor by roles that default privileges of the installing role name: they were not meant for saved answers and secrets.
 DO $$
 DECLARE
-  f pg_catalog.regprocedure;
+  given record;
 BEGIN
-  FOR f IN SELECT d.objid FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid
-            WHERE e.extname = 'retrysafe' AND d.deptype = 'e'
-              AND d.refclassid = 'pg_catalog.pg_extension'::pg_catalog.regclass
-              AND d.classid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+  FOR given IN
+    WITH objects AS (
+      SELECT 'FUNCTION' AS kind, 'pg_proc'::regclass AS catalog, oid, oid::regprocedure::text AS identity,
+             coalesce(proacl, acldefault('f', proowner)) AS acl, proowner AS owner
+        FROM pg_proc
+      UNION ALL
+      SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, 'pg_class'::regclass, oid, oid::regclass::text,
+             relacl, relowner
+        FROM pg_class WHERE relkind IN ('r', 'v', 'S')
+    )
+    SELECT DISTINCT o.kind, o.identity, CASE item.grantee WHEN 0 THEN 'PUBLIC' ELSE item.grantee::regrole::text END AS role
+      FROM objects o
+      JOIN pg_depend d ON d.classid = o.catalog AND d.objid = o.oid AND d.deptype = 'e'
+      JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND e.oid = d.refobjid AND e.extname = 'retrysafe',
+           aclexplode(o.acl) AS item
+     WHERE item.grantee <> o.owner
   LOOP
-    EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
+    EXECUTE format('REVOKE ALL ON %s %s FROM %s', given.kind, given.identity, given.role);
   END LOOP;
 END
 $$;
