@@ -22,9 +22,9 @@ struct StepError {
 // depend on, for the life of the process. Jumpable.
 void pin_settings();
 
-// SIGTERM sets ShutdownRequestPending. During a step it also cancels the step, which may be waiting for a lock;
-// steps that begin later, to put things in order, are not cancelled any more. pg_cancel_backend cancels the step
-// that runs, if one does. SIGHUP has the configuration read again.
+// SIGTERM sets ShutdownRequestPending. During a step it also cancels the step, which may be waiting for a
+// lock; steps that begin later, to put things in order, are not cancelled any more. pg_cancel_backend cancels
+// the step that runs, if one does. SIGHUP has the configuration read again.
 void handle_signals();
 
 namespace detail {

@@ -26,8 +26,11 @@ void initialise(void *memory) {
   for (int i = 0; i < area->slot_count; ++i) pg_atomic_init_u32(&area->slots[i].bell, 0);
 }
 
-constexpr pg::SharedArea shared_area{
-    .name = "retrysafe", .size = area_size, .initialise = initialise, .area = &area_memory, .lock = &area_lock};
+constexpr pg::SharedArea shared_area{.name = "retrysafe",
+                                     .size = area_size,
+                                     .initialise = initialise,
+                                     .area = &area_memory,
+                                     .lock = &area_lock};
 
 }  // namespace
 
@@ -78,7 +81,8 @@ void ring(WorkerSlot *slot, uint32 bits) {
 
 void ring_database(ControlArea *area, Oid database, uint32 bits) {
   for (int i = 0; i < area->slot_count; ++i)
-    if (area->slots[i].state != SlotState::kFree && area->slots[i].database == database) ring(&area->slots[i], bits);
+    if (area->slots[i].state != SlotState::kFree && area->slots[i].database == database)
+      ring(&area->slots[i], bits);
 }
 
 void wake_launcher(const ControlArea *area) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "pg/error.hpp"
 #include "pg/server.hpp"
 
 namespace retrysafe::runtime {
@@ -12,6 +13,6 @@ void note_unreachable(int32 destination, const char *name, const char *reason) n
 void note_reachable(int32 destination, const char *name) noexcept;
 
 // One line, from owning frames; never throws.
-void log_line(const char *format, ...) noexcept pg_attribute_printf(1, 2);
+void log_line(const char *format, ...) noexcept RETRYSAFE_PRINTF(1, 2);
 
 }  // namespace retrysafe::runtime

@@ -6,9 +6,9 @@
 
 namespace retrysafe::runtime {
 
-// Many sessions commit per worker's look. Only the first of them since the worker last began to look takes the
-// lock; the others see that the bell rings already. That is safe: the worker stops the bell *before* it takes its
-// snapshot, and our commit became visible before we look at the bell.
+// Many sessions commit per worker's look. Only the first of them since the worker last began to look takes
+// the lock; the others see that the bell rings already. That is safe: the worker stops the bell *before* it
+// takes its snapshot, and our commit became visible before we look at the bell.
 void announce_commit() noexcept {
   ControlArea *area = control_area();
   if (!area) return;

@@ -8,7 +8,8 @@
 
 namespace retrysafe::runtime {
 
-// Takes over the slot that was set aside for this process, until its end. False: nobody waits for it any more.
+// Takes over the slot that was set aside for this process, until its end. False: nobody waits for it any
+// more.
 bool attach_slot(const WorkerArguments &arguments);
 
 // The extension was found: from now on this worker counts among those of its database.
