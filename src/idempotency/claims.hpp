@@ -38,8 +38,8 @@ struct Claim {
 // Null when the transaction never began the key.
 const Claim *find_claim(const Key &key);
 
-// For work that is allowed under a key only. True: the transaction owns it or has completed it. Else raises
-// kKeyNotOwned or kClaimLost.
+// For work that is allowed under a key only: raises kKeyNotOwned or kClaimLost unless the transaction owns
+// the key or has completed it.
 void require_claim(const Key &key);
 
 // The changes. Each is undone when the current subtransaction is rolled back.

@@ -31,8 +31,7 @@ struct NewEvent {
 
 constinit pg::Statement insert_into_log{
     "INSERT INTO @.outbox_log (id, txid, scope, idempotency_key, event_key, event_type, ordering_key, "
-    "payload, "
-    "headers, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) "
+    "payload, headers, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) "
     "ON CONFLICT (event_key, scope) DO NOTHING",
     {INT8OID, XID8OID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID}};
 

@@ -6,8 +6,10 @@
 namespace retrysafe::pg {
 
 // Jumpable: on an error the resource owner lets go of everything. Usage:
-//   IndexScan scan = begin_scan(table, index, snapshot, {equals(1, TEXTOID …)…});
-//   while (scan.next()) … scan.slot …
+//   ScanKeyData key;
+//   text_equals(&key, 1, name);
+//   IndexScan scan = begin_scan(table, index, SnapshotSelf, &key, 1);
+//   while (scan.next()) … scan.datum(column, &null) …
 //   scan.end();
 struct IndexScan {
   Relation table;

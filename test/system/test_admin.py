@@ -139,6 +139,21 @@ def test_default_privileges_give_nothing(db, role):
     assert accessible(db, nobody) == set()
 
 
+def test_the_schema_may_be_renamed(db, role):
+    service = role("write", "consume")
+    session = db.connect()
+    assert run(session, "SELECT inbox_accept('c', 'e1')") == [(True,)]
+    db.sql('ALTER SCHEMA retrysafe RENAME TO "we ird"')
+    for s in (session, db.connect()):
+        run(s, 'SET search_path = "we ird"')
+        assert run(s, "SELECT inbox_accept('c', 'e1')") == [(False,)]
+        run(s, "SELECT outbox_emit(NULL, 'e', 't', '1'), count(*) FROM outbox_status, idem_status")
+        run(s, "SELECT retrysafe_grant(%s, 'monitor')", service)
+        assert accessible(db, service) == views(db)
+        run(s, "SELECT retrysafe_revoke(%s, 'monitor')", service)
+        assert executable(db, service) == WRITE | CONSUME
+
+
 WRITE = {"idem_begin", "idem_try_begin", "idem_complete", "idem_run", "idem_hash", "idem_peek", "outbox_emit",
          "outbox_cancel", "outbox_event_id", "inbox_accept"}
 CONSUME = {"outbox_fetch", "outbox_ack", "outbox_nack", "outbox_renew", "outbox_release"}

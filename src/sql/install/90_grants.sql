@@ -43,11 +43,12 @@ CREATE FUNCTION @extschema@.retrysafe_grant(role regrole, access text)
 RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+  schema regnamespace := (SELECT extnamespace FROM pg_extension WHERE extname = 'retrysafe');  -- it may be renamed
   o record;
 BEGIN
-  PERFORM @extschema@.retrysafe_check_access(role, access);
-  EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s', '@extschema@', role);
-  FOR o IN SELECT * FROM @extschema@.retrysafe_objects_of(access) LOOP
+  EXECUTE pg_catalog.format('SELECT %s.retrysafe_check_access($1, $2)', schema) USING role, access;
+  EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s', schema, role);
+  FOR o IN EXECUTE pg_catalog.format('SELECT * FROM %s.retrysafe_objects_of($1)', schema) USING access LOOP
     EXECUTE pg_catalog.format('GRANT %s ON %s %s TO %s', CASE o.kind WHEN 'TABLE' THEN 'SELECT' ELSE 'EXECUTE' END, o.kind,
                    o.identity, role);
   END LOOP;
@@ -60,25 +61,29 @@ CREATE FUNCTION @extschema@.retrysafe_revoke(role regrole, access text)
 RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+  schema regnamespace := (SELECT extnamespace FROM pg_extension WHERE extname = 'retrysafe');
   o record;
   kept text[];
 BEGIN
-  PERFORM @extschema@.retrysafe_check_access(role, access);
+  EXECUTE pg_catalog.format('SELECT %s.retrysafe_check_access($1, $2)', schema) USING role, access;
   -- Some functions belong to two accesses: what another access that the role holds includes stays. Admin includes
   -- all others, so revoking it takes everything.
-  SELECT pg_catalog.array_agg(other) INTO kept
-    FROM pg_catalog.unnest(ARRAY['write', 'consume', 'monitor', 'admin']) AS other
-   WHERE access <> 'admin' AND other <> access AND @extschema@.retrysafe_holds(role, other);
-  FOR o IN
-    SELECT DISTINCT mine.kind, mine.identity
-      FROM @extschema@.retrysafe_objects_of(access) AS mine
-     WHERE NOT EXISTS (SELECT FROM pg_catalog.unnest(kept) AS other, @extschema@.retrysafe_objects_of(other) AS theirs
-                        WHERE theirs.kind = mine.kind AND theirs.object = mine.object)
+  EXECUTE pg_catalog.format(
+    $q$SELECT pg_catalog.array_agg(other)
+         FROM pg_catalog.unnest(ARRAY['write', 'consume', 'monitor', 'admin']) AS other
+        WHERE $2 <> 'admin' AND other <> $2 AND %s.retrysafe_holds($1, other)$q$, schema)
+    INTO kept USING role, access;
+  FOR o IN EXECUTE pg_catalog.format(
+    $q$SELECT DISTINCT mine.kind, mine.identity
+         FROM %1$s.retrysafe_objects_of($1) AS mine
+        WHERE NOT EXISTS (SELECT FROM pg_catalog.unnest($2) AS other, %1$s.retrysafe_objects_of(other) AS theirs
+                           WHERE theirs.kind = mine.kind AND theirs.object = mine.object)$q$, schema)
+    USING access, kept
   LOOP
     EXECUTE pg_catalog.format('REVOKE ALL ON %s %s FROM %s', o.kind, o.identity, role);
   END LOOP;
   IF kept IS NULL THEN
-    EXECUTE pg_catalog.format('REVOKE USAGE ON SCHEMA %s FROM %s', '@extschema@', role);
+    EXECUTE pg_catalog.format('REVOKE USAGE ON SCHEMA %s FROM %s', schema, role);
   END IF;
 END
 $$;
@@ -103,14 +108,16 @@ COMMENT ON FUNCTION @extschema@.retrysafe_check_access(regrole, text) IS 'raises
 
 -- Given to the role itself, not through a membership.
 CREATE FUNCTION @extschema@.retrysafe_holds(role regrole, access text)
-RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
-AS $$
+RETURNS boolean LANGUAGE sql STABLE PARALLEL SAFE
+BEGIN ATOMIC
   SELECT coalesce(pg_catalog.bool_and(EXISTS (
-           SELECT FROM pg_catalog.aclexplode(CASE o.kind WHEN 'TABLE' THEN (SELECT relacl FROM pg_class WHERE oid = o.object)
-                                  ELSE (SELECT proacl FROM pg_proc WHERE oid = o.object) END) AS item
+           SELECT FROM pg_catalog.aclexplode(CASE o.kind
+                                               WHEN 'TABLE' THEN (SELECT relacl FROM pg_class WHERE oid = o.object)
+                                               ELSE (SELECT proacl FROM pg_proc WHERE oid = o.object)
+                                             END) AS item
             WHERE item.grantee = role)), false)
-    FROM @extschema@.retrysafe_objects_of(access) AS o
-$$;
+    FROM @extschema@.retrysafe_objects_of(access) AS o;
+END;
 COMMENT ON FUNCTION @extschema@.retrysafe_holds(regrole, text) IS 'whether a role was given all of an access';
 
 -- Nor by roles that default privileges of the installing role name: they were not meant for saved answers and secrets.
