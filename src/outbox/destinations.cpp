@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "outbox/cursor.hpp"
 #include "outbox/emit.hpp"
 #include "outbox/eras.hpp"
 #include "outbox/log_identity.hpp"
@@ -235,7 +236,7 @@ constinit pg::Statement insert_shards{
 constinit pg::Statement highest_token{"SELECT max(token) FROM @.outbox_shards WHERE destination = $1",
                                       {INT4OID}};
 
-// Their progress goes with them.
+// Their windows, batches and parked events, all of them settled, go with them.
 constinit pg::Statement delete_shards{"DELETE FROM @.outbox_shards WHERE destination = $1", {INT4OID}};
 
 Interval *interval_at(const pg::Row &row, int column, MemoryContext memory) {
@@ -367,12 +368,22 @@ static void change_shards(const Definition &d, int32 old_shards, ArrayType *old_
               "Wait until outbox_status shows no backlog; settle dead letters with outbox_retry or "
               "outbox_discard.",
               "the shards of destination \"%s\" cannot change while events are pending", d.name);
+  // Where retention took the window of the start, none of the events that are left is from before it.
+  const StoredWindow *first = load_window(d.destination, 0, 0);
+  const StoredSnapshot start = first ? first->snapshot : start_of(1);
+  int64 delivered = 0;
+  int64 parked = 0;
+  for (int32 shard = 0; shard < old_shards; ++shard) {
+    const Cursor cursor = load_cursor(d.destination, shard);
+    delivered += cursor.total_delivered;
+    parked += cursor.total_parked;
+  }
   pg::spi([&] {
     delete_shards.run({pg::value(d.destination)});
     // A fencing token never comes back: whoever still holds a shard of old is refused.
     insert_shards.run({pg::value(d.destination), pg::value(d.shards), pg::value(token + 1)});
   });
-  store_start(d.destination, now);
+  store_continuation(d.destination, start, now, delivered, parked);
 }
 
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {

@@ -152,12 +152,12 @@ constinit pg::Statement insert_window{
     " resumed_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp(), $9)",
     {INT4OID, INT4OID, INT8OID, INT4OID, INT8OID, PG_SNAPSHOTOID, XID8OID, INT8OID, INT8OID}};
 
-constinit pg::Statement insert_start{
+constinit pg::Statement insert_first_cursor{
     "INSERT INTO @.outbox_batches (destination, shard, seq, window_no, position, token, delivered, parked,"
     " total_delivered, total_parked, published_at)"
-    " SELECT destination, shard, 0, 0, $3, token, 0, 0, 0, 0, clock_timestamp()"
+    " SELECT destination, shard, 0, $3, $4, token, 0, 0, $5, $6, clock_timestamp()"
     " FROM @.outbox_shards WHERE destination = $1 AND shard = $2",
-    {INT4OID, INT4OID, INT8OID}};
+    {INT4OID, INT4OID, INT8OID, INT8OID, INT8OID, INT8OID}};
 
 constinit pg::Statement end_leases{
     "UPDATE @.outbox_shards SET token = token + 1, holder = NULL, holder_pid = NULL"
@@ -181,13 +181,39 @@ void store_window(int32 destination, int32 shard, int64 window_no, const StoredS
                      resumed_at < 0 ? pg::null_value() : pg::value(resumed_at)});
 }
 
+namespace {
+
+// Inside pg::spi.
+int32 shards_of(int32 destination) {
+  count_shards.run({pg::value(destination)});
+  return pg::Row(0).int32_at(1);
+}
+
+// The first cursor of a shard: at the end of a window.
+void store_first_cursor(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &window,
+                        int64 total_delivered, int64 total_parked) {
+  store_window(destination, shard, window_no, window, -1);
+  insert_first_cursor.run({pg::value(destination), pg::value(shard), pg::value(window_no),
+                           pg::value(window.ceiling), pg::value(total_delivered), pg::value(total_parked)});
+}
+
+}  // namespace
+
 void store_start(int32 destination, const StoredSnapshot &start) {
   pg::spi([&] {
-    count_shards.run({pg::value(destination)});
-    const int32 shards = pg::Row(0).int32_at(1);
+    const int32 shards = shards_of(destination);
+    for (int32 shard = 0; shard < shards; ++shard) store_first_cursor(destination, shard, 0, start, 0, 0);
+  });
+}
+
+void store_continuation(int32 destination, const StoredSnapshot &start, const StoredSnapshot &done,
+                        int64 total_delivered, int64 total_parked) {
+  pg::spi([&] {
+    const int32 shards = shards_of(destination);
     for (int32 shard = 0; shard < shards; ++shard) {
       store_window(destination, shard, 0, start, -1);
-      insert_start.run({pg::value(destination), pg::value(shard), pg::value(start.ceiling)});
+      store_first_cursor(destination, shard, 1, done, shard == 0 ? total_delivered : 0,
+                         shard == 0 ? total_parked : 0);
     }
   });
 }

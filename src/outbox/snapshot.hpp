@@ -40,6 +40,12 @@ void store_window(int32 destination, int32 shard, int64 window_no, const StoredS
 // a start at "now" that is take_snapshot(), for a start at a position start_at(), see core/snapshot.hpp.
 void store_start(int32 destination, const StoredSnapshot &start);
 
+// The same for new shards in the place of others that had done all that `done` sees: that is window 1 of
+// each. So what they did stays told apart from what was before the start of the destination, and counted (by
+// shard 0).
+void store_continuation(int32 destination, const StoredSnapshot &start, const StoredSnapshot &done,
+                        int64 total_delivered, int64 total_parked);
+
 // The first window of a new era, for one shard: `snapshot` was taken when the log was locked against writers
 // and `first_id` of its era was drawn. What the shard had done before is told by the old era's arithmetic
 // alone. The caller holds the lock of the shard row.

@@ -378,6 +378,38 @@ def test_the_number_of_shards_changes_without_losing_or_repeating(db):
     assert drain(db, "d") == ["c"]
 
 
+def test_what_old_shards_delivered_stays_told(db):
+    emit(db, "before")
+    db.sql("SELECT outbox_create_destination('d', 'pull', shards => 3)")
+    for i in range(8):
+        emit(db, f"a{i}", ordering_key=f"k{i}")
+    drain(db, "d")
+    for shards in (1, 4, 2):
+        db.sql("SELECT outbox_alter_destination('d', shards => %s)", shards)
+        assert status(db, "d")["delivered"] == 8
+        unsent = {key for key, at in sent_at(db).items() if at is None}
+        assert unsent == {"before"}
+    emit(db, "b")
+    assert sent_at(db)["b"] is None
+    assert drain(db, "d") == ["b"]
+    assert status(db, "d")["delivered"] == 9 and sent_at(db)["b"] is not None
+
+
+def test_old_shards_stay_told_when_retention_took_their_start(db, no_retention):
+    db.sql("SELECT outbox_create_destination('d', 'pull', shards => 2)")
+    for key in "abcd":
+        emit(db, key, ordering_key=key)
+        drain(db, "d")
+    while db.value("SELECT outbox_cleanup()") > 0:
+        pass
+    assert db.value("SELECT min(window_no) FROM outbox_windows") > 0
+    emit(db, "e")
+    drain(db, "d")
+    db.sql("SELECT outbox_alter_destination('d', shards => 1)")
+    assert sent_at(db)["e"] is not None
+    assert status(db, "d")["delivered"] == 5
+
+
 def test_a_batch_of_old_shards_is_refused(db):
     db.sql("SELECT outbox_create_destination('d', 'pull')")
     emit(db, "a")
