@@ -123,10 +123,22 @@ void check_constraints_at_once() {
 constexpr int kStopCheckMs = 100;
 constinit StopCheck stop_wanted = nullptr;
 
+// A function can catch its cancellation and go on. It gets so much time more, and then takes the worker
+// along: nothing else ends it.
+constexpr int64 kStubbornUs = 5 * kSecondUs;
+constinit TimestampTz cancelled_since = 0;
+constinit TimestampTz call_ends = 0;
+
 void check_stop() {
-  if (!stop_wanted()) return;
-  QueryCancelPending = true;
-  InterruptPending = true;
+  const TimestampTz now = GetCurrentTimestamp();
+  const bool stop = stop_wanted();
+  if (!stop && now < call_ends) return;
+  if (cancelled_since == 0) cancelled_since = now;
+  if (now - cancelled_since >= kStubbornUs) ProcDiePending = true;
+  if (stop || ProcDiePending) {
+    QueryCancelPending = true;
+    InterruptPending = true;
+  }
 }
 
 TimeoutId stop_timer() {
@@ -137,6 +149,8 @@ TimeoutId stop_timer() {
 void arm(int64 timeout_us) {
   enable_timeout_after(STATEMENT_TIMEOUT,
                        static_cast<int>(std::clamp<int64>(timeout_us / 1000, 1, PG_INT32_MAX)));
+  cancelled_since = 0;
+  call_ends = GetCurrentTimestamp() + timeout_us;
   enable_timeout_every(stop_timer(), GetCurrentTimestamp() + kStopCheckMs * 1000, kStopCheckMs);
 }
 

@@ -204,6 +204,17 @@ def test_a_cancelled_call_fails_and_the_worker_goes_on(db, clerk):
     assert worker_pid(db) == pid
 
 
+def test_a_function_that_catches_its_cancellation_does_not_keep_the_worker(db, clerk):
+    create(clerk, {"statement_timeout": "100ms"})
+    stubborn = """DO $$ BEGIN LOOP
+      BEGIN PERFORM pg_sleep(60); EXCEPTION WHEN query_canceled THEN NULL; END;
+    END LOOP; END $$"""
+    emit(db, ("a", {"sql": stubborn}))
+    pid = worker_pid(db)
+    eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid) == "PgSleep")
+    eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 0, timeout=20)
+
+
 def test_nothing_is_left_in_the_session(db, clerk):
     create(clerk, max_attempts=1)
     leave = """DO $$ BEGIN
