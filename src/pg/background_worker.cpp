@@ -1,5 +1,7 @@
 #include "pg/background_worker.hpp"
 
+#include "pg/text.hpp"
+
 #include "pg/server.hpp"
 
 namespace retrysafe::pg {
@@ -9,10 +11,10 @@ namespace {
 BackgroundWorker worker_of(const WorkerDescription &description) {
   BackgroundWorker worker;
   std::memset(&worker, 0, sizeof worker);
-  strlcpy(worker.bgw_name, description.name, sizeof worker.bgw_name);
-  strlcpy(worker.bgw_type, description.type, sizeof worker.bgw_type);
-  strlcpy(worker.bgw_library_name, "retrysafe", sizeof worker.bgw_library_name);
-  strlcpy(worker.bgw_function_name, description.function, sizeof worker.bgw_function_name);
+  copy_text(worker.bgw_name, description.name);
+  copy_text(worker.bgw_type, description.type);
+  copy_text(worker.bgw_library_name, "retrysafe");
+  copy_text(worker.bgw_function_name, description.function);
   worker.bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
   worker.bgw_start_time = BgWorkerStart_RecoveryFinished;
   worker.bgw_restart_time = description.restart_seconds;

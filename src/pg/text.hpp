@@ -18,4 +18,14 @@ inline std::string_view to_utf8(std::string_view text) {
   return converted == text.data() ? text : std::string_view(converted);
 }
 
+// Copies into an array, cut short at a whole character if need be. (Not strlcpy: it cuts anywhere, and
+// whether it comes from the server or from the C library differs from system to system.) Never raises.
+template <size_t N>
+void copy_text(char (&to)[N], const char *from) noexcept {
+  const auto length = static_cast<int>(strlen(from));
+  const int kept = pg_mbcliplen(from, length, static_cast<int>(N) - 1);
+  memcpy(to, from, static_cast<size_t>(kept));
+  to[kept] = '\0';
+}
+
 }  // namespace retrysafe::pg

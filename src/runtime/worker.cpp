@@ -14,6 +14,7 @@
 #include "pg/extension.hpp"
 #include "pg/latch.hpp"
 #include "pg/statement.hpp"
+#include "pg/text.hpp"
 #include "pg/worker_transaction.hpp"
 #include "runtime/destination_log.hpp"
 #include "runtime/doorbell.hpp"
@@ -141,7 +142,7 @@ class Worker {
       doorbell_.looked();
       const char *why = nullptr;
       seen.suspended = outbox::publishing_suspended(&why);
-      if (seen.suspended) strlcpy(seen.why, why ? why : "", sizeof seen.why);
+      if (seen.suspended) pg::copy_text(seen.why, why ? why : "");
       if (seen.suspended) return;
       seen.due = outbox::next_due(claims.data(), static_cast<int32>(claims.size()));
       if (seen.due <= GetCurrentTimestamp()) {

@@ -76,7 +76,7 @@ void show_error(const char *message) {
   const TimestampTz now = GetCurrentTimestamp();
   locked(LW_EXCLUSIVE, [&] {
     own->error_at = now;
-    strlcpy(own->last_error, message, sizeof own->last_error);
+    pg::copy_text(own->last_error, message);
   });
 }
 
