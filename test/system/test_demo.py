@@ -1,4 +1,4 @@
-"""scripts/demo as a newcomer runs it."""
+"""Scripts that newcomers run: scripts/demo and scripts/measure-latency."""
 import re
 import subprocess
 
@@ -30,3 +30,12 @@ def test_the_demo_shows_what_it_promises():
 def test_help_of_the_demo():
     done = subprocess.run([TOP / "scripts/demo", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "--stop" in done.stdout
+
+
+@pytest.mark.slow
+def test_every_measured_event_arrives():
+    done = subprocess.run([TOP / "scripts/measure-latency", "--events", "200"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("200 events, 100/s")
+    for name in ("COMMIT sent to receipt", "COMMIT answered to receipt", r"COMMIT itself \(with its fsync\)"):
+        assert re.search(rf"^{name}( +-?\d+\.\d\d){{4}}$", done.stdout, re.M)
