@@ -32,6 +32,9 @@ namespace detail {
 // The end of a transaction leaves another memory context behind than its begin found.
 struct MemoryKept {
   MemoryContext memory = CurrentMemoryContext;
+  MemoryKept() = default;
+  MemoryKept(const MemoryKept &) = delete;
+  MemoryKept &operator=(const MemoryKept &) = delete;
   ~MemoryKept() { MemoryContextSwitchTo(memory); }
 };
 

@@ -17,6 +17,8 @@ class HttpSink {
  public:
   explicit HttpSink(const sink::Options &options);
   ~HttpSink();
+  HttpSink(const HttpSink &) = delete;
+  HttpSink &operator=(const HttpSink &) = delete;
 
   int wait_fd() const { return multi_.fd(); }
   bool submit(const retrysafe_event &event);

@@ -17,6 +17,7 @@ namespace retrysafe::http {
 class Transfer {
  public:
   explicit Transfer(Endpoint &endpoint);
+  ~Transfer() = default;
   Transfer(const Transfer &) = delete;
   Transfer &operator=(const Transfer &) = delete;
 

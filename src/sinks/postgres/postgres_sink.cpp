@@ -178,6 +178,8 @@ void PostgresSink::finish_delivery() {
   if (PQtransactionStatus(session_.connection()) != PQTRANS_IDLE) send_rollback();
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): close() ends what the reason may be a part of
+// cppcheck-suppress passedByValue
 void PostgresSink::lost(std::string reason) {
   const bool unnoticed = was_idle_ && (phase_ == Phase::kIdle || (phase_ == Phase::kDelivering && !heard_));
   session_.close();

@@ -19,6 +19,8 @@ struct Resolver::Shared {
     if (fd < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
   }
   ~Shared() { ::close(fd); }
+  Shared(const Shared &) = delete;
+  Shared &operator=(const Shared &) = delete;
 
   const int fd;
   std::mutex mutex;
