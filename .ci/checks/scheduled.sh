@@ -38,4 +38,7 @@ done < <(grep -v '^#' src/sources.txt)
 awk '!/^#/ && seen[$0]++ { print "src/sources.txt names " $2 " twice"; found = 1 } END { exit found }' src/sources.txt || status=1
 grep -qE 'step .*\.ci/checks/run$' scripts/check || complain "scripts/check does not run .ci/checks/run"
 grep -qE 'step .*\.ci/checks/analysis\.sh$' scripts/check || complain "scripts/check does not run .ci/checks/analysis.sh"
+version=$(sed -n "s/^default_version = '\(.*\)'/\1/p" retrysafe.control)
+[ "$(grep -c "\"version\": \"$version\"" META.json)" = 2 ] || complain "META.json is not of version $version"
+grep -q "$version" CHANGELOG.md || complain "CHANGELOG.md does not tell of version $version"
 exit $status

@@ -38,11 +38,14 @@ def statements(code):
         i += 1
 
 
+first_of_install = min((TOP / "src/sql/install").glob("*.sql"))
 for path in sorted((TOP / "src/sql").rglob("*.sql")):
     if re.fullmatch(r"retrysafe--\d+\.\d+\.\d+\.sql", path.name):
         continue  # made of the others
     code = blank_strings(blank_comments(path.read_text()))
     upgrade = path.name.startswith("retrysafe--")
+    if (upgrade or path == first_of_install) and not re.search(r"^SET LOCAL search_path = pg_catalog, pg_temp;", code, re.M):
+        complain(path, 1, "the script must begin with SET LOCAL search_path = pg_catalog, pg_temp")
     for offset, statement in statements(code):
         line = line_of(code, offset + len(statement) - len(statement.lstrip()))
         upper = statement.upper()
@@ -58,9 +61,10 @@ for path in sorted((TOP / "src/sql").rglob("*.sql")):
             language = re.search(r"\bLANGUAGE\s+'?(\w+)", statement, re.I)
             path_set = re.search(r"\bSET\s+search_path\s*(?:=|TO)\s*([\w, ]+)", statement, re.I)
             names = [n.strip() for n in path_set.group(1).split(",")] if path_set else []
+            # C looks names up by itself, and BEGIN ATOMIC binds them when the function is made.
             if not language:
                 complain(path, line, f"{made.group(2)}: no LANGUAGE")
-            elif language.group(1).lower() != "c" and (names[:1] != ["pg_catalog"] or names[-1].split()[0] != "pg_temp"):
+            elif language.group(1).lower() != "c" and "BEGIN ATOMIC" not in upper and (names[:1] != ["pg_catalog"] or names[-1].split()[0] != "pg_temp"):
                 complain(path, line, f"{made.group(2)}: SET search_path = pg_catalog, pg_temp is missing")
             if re.search(r"\bSECURITY\s+DEFINER\b", upper):
                 if language and language.group(1).lower() == "c":

@@ -175,7 +175,7 @@ bool claim(int32 destination, const Holder &holder, int64 lease_us, Claim *claim
     for (uint64 i = 0; i < count; ++i) {
       const Candidate &c = candidates[i];
       ShardRow now_locked;
-      // Its own ones, whose leases ran out while there was nothing to do, it takes again one by one: reclaim().
+      // reclaim() takes its own ones, whose leases ran out while there was nothing to do, one by one.
       if (c.row.holder && strcmp(c.row.holder, holder.name) == 0) continue;
       if (!is_free(c.row, GetCurrentTimestamp())) continue;
       if (!lock_shard(c.destination, c.row.shard, false, &now_locked)) continue;

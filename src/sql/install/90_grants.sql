@@ -128,7 +128,7 @@ BEGIN
   FOR given IN
     WITH objects AS (
       SELECT 'FUNCTION' AS kind, 'pg_proc'::regclass AS catalog, oid, oid::regprocedure::text AS identity,
-             coalesce(proacl, acldefault('f', proowner)) AS acl, proowner AS owner
+             coalesce(proacl, pg_catalog.acldefault('f', proowner)) AS acl, proowner AS owner
         FROM pg_proc
       UNION ALL
       SELECT CASE relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, 'pg_class'::regclass, oid, oid::regclass::text,
@@ -139,10 +139,10 @@ BEGIN
       FROM objects o
       JOIN pg_depend d ON d.classid = o.catalog AND d.objid = o.oid AND d.deptype = 'e'
       JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND e.oid = d.refobjid AND e.extname = 'retrysafe',
-           aclexplode(o.acl) AS item
+           pg_catalog.aclexplode(o.acl) AS item
      WHERE item.grantee <> o.owner
   LOOP
-    EXECUTE format('REVOKE ALL ON %s %s FROM %s', given.kind, given.identity, given.role);
+    EXECUTE pg_catalog.format('REVOKE ALL ON %s %s FROM %s', given.kind, given.identity, given.role);
   END LOOP;
 END
 $$;
