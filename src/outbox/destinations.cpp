@@ -219,7 +219,8 @@ constinit pg::Statement update_destination{
     {INT4OID, JSONBOID, TEXTARRAYOID, INT4OID, INT4OID, INTERVALOID, INTERVALOID, TEXTOID, INT4OID, INT4OID,
      INTERVALOID}};
 
-constinit pg::Statement delete_destination{"DELETE FROM @.outbox_destinations WHERE name = $1", {TEXTOID}};
+constinit pg::Statement delete_destination{
+    "DELETE FROM @.outbox_destinations WHERE name = $1 RETURNING destination", {TEXTOID}};
 
 constinit pg::Statement set_paused{
     "UPDATE @.outbox_destinations SET paused = $2 WHERE name = $1 AND paused IS DISTINCT FROM $2 RETURNING 1",
@@ -236,8 +237,17 @@ constinit pg::Statement insert_shards{
 constinit pg::Statement highest_token{"SELECT max(token) FROM @.outbox_shards WHERE destination = $1",
                                       {INT4OID}};
 
-// Their windows, batches and parked events, all of them settled, go with them.
 constinit pg::Statement delete_shards{"DELETE FROM @.outbox_shards WHERE destination = $1", {INT4OID}};
+constinit pg::Statement delete_windows{"DELETE FROM @.outbox_windows WHERE destination = $1", {INT4OID}};
+constinit pg::Statement delete_batches{"DELETE FROM @.outbox_batches WHERE destination = $1", {INT4OID}};
+constinit pg::Statement delete_parked{"DELETE FROM @.outbox_parked WHERE destination = $1", {INT4OID}};
+
+// Inside pg::spi. The shards come first: whoever records something holds the lock of its shard and is waited
+// for.
+void remove_shards(int32 destination) {
+  for (pg::Statement *statement : {&delete_shards, &delete_windows, &delete_batches, &delete_parked})
+    statement->run({pg::value(destination)});
+}
 
 Interval *interval_at(const pg::Row &row, int column, MemoryContext memory) {
   auto *copy = static_cast<Interval *>(MemoryContextAlloc(memory, sizeof(Interval)));
@@ -357,6 +367,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_create_destination) {
 // read it.
 static void change_shards(const Definition &d, int32 old_shards, ArrayType *old_event_types) {
   check_identity();
+  pg::require_read_committed("changing the number of shards");
   const int64 token = pg::spi([&] {
     lock_all_shards(d.destination);
     highest_token.run({pg::value(d.destination)});
@@ -379,7 +390,7 @@ static void change_shards(const Definition &d, int32 old_shards, ArrayType *old_
     parked += cursor.total_parked;
   }
   pg::spi([&] {
-    delete_shards.run({pg::value(d.destination)});
+    remove_shards(d.destination);
     // A fencing token never comes back: whoever still holds a shard of old is refused.
     insert_shards.run({pg::value(d.destination), pg::value(d.shards), pg::value(token + 1)});
   });
@@ -422,7 +433,12 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
 // Waits for a claim or a record that is under way; a batch that is being published then finds its claim gone.
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_drop_destination) {
   const char *name = text_argument(fcinfo, 0, "name");
-  PG_RETURN_BOOL(pg::spi([&] { return delete_destination.run({pg::value(name)}) > 0; }));
+  pg::require_read_committed("outbox_drop_destination");
+  PG_RETURN_BOOL(pg::spi([&] {
+    if (delete_destination.run({pg::value(name)}) == 0) return false;
+    remove_shards(pg::Row(0).int32_at(1));
+    return true;
+  }));
 }
 
 static void pause(const char *name, bool paused) {

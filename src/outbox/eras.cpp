@@ -162,9 +162,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_consent) {
               "\"same\": this database takes over from the original, which must not publish any "
               "more. \"fork\": both live on, events get new ids here.",
               "log must be \"same\" or \"fork\"");
-  if (IsolationUsesXactSnapshot())
-    pg::raise(kWrongIsolation, "Begin the transaction with ISOLATION LEVEL READ COMMITTED.",
-              "outbox_consent needs isolation level READ COMMITTED");
+  pg::require_read_committed("outbox_consent");
   const pg::Extension &e = pg::extension();
   LockRelationOid(e.outbox_log, ShareRowExclusiveLock);
   LockRelationOid(e.outbox_eras, ShareRowExclusiveLock);

@@ -44,9 +44,7 @@ constinit int32 last_shard = 0;
 void check_transaction(const char *function) {
   PreventCommandIfReadOnly(function);
   PreventCommandIfParallelMode(function);
-  if (IsolationUsesXactSnapshot())
-    pg::raise(kWrongIsolation, "Begin the transaction with ISOLATION LEVEL READ COMMITTED.",
-              "%s needs isolation level read committed", function);
+  pg::require_read_committed(function);
 }
 
 int64 interval_us(const Interval *interval) {

@@ -136,8 +136,6 @@ using namespace retrysafe;
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_cleanup) {
   if (PG_ARGISNULL(0) || PG_GETARG_INT32(0) < 1)
     pg::raise(kInvalidParameter, "It must be at least 1.", "max_rows is out of range");
-  if (IsolationUsesXactSnapshot())
-    pg::raise(kWrongIsolation, "Begin the transaction with ISOLATION LEVEL READ COMMITTED.",
-              "outbox_cleanup needs isolation level READ COMMITTED");
+  pg::require_read_committed("outbox_cleanup");
   PG_RETURN_INT64(outbox::remove_old_events(PG_GETARG_INT32(0)));
 }

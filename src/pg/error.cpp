@@ -60,6 +60,12 @@ void raise_insufficient_privilege(const char *hint, const char *format, ...) {
   pg_unreachable();
 }
 
+void require_read_committed(const char *function) {
+  if (IsolationUsesXactSnapshot())
+    raise(kWrongIsolation, "Begin the transaction with ISOLATION LEVEL READ COMMITTED.",
+          "%s needs isolation level READ COMMITTED", function);
+}
+
 void warn(const ErrorCode &code, const char *hint, const char *format, ...) {
   va_list args;
   va_start(args, format);

@@ -43,6 +43,9 @@ int sqlstate(const ErrorCode &code);
 [[noreturn]] void raise_insufficient_privilege(const char *hint, const char *format, ...)
     RETRYSAFE_PRINTF(2, 3);
 
+// For functions that must see what was committed while they waited for a lock: SQLSTATE of kWrongIsolation.
+void require_read_committed(const char *function);
+
 void warn(const ErrorCode &code, const char *hint, const char *format, ...) RETRYSAFE_PRINTF(3, 4);
 
 // One line in the server's log; the other form adds a hint.

@@ -410,6 +410,23 @@ def test_old_shards_stay_told_when_retention_took_their_start(db, no_retention):
     assert status(db, "d")["delivered"] == 5
 
 
+def test_a_drop_waits_for_a_record_under_way_and_leaves_nothing(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull', shards => 2)")
+    emit(db, "a")
+    batch, _ = fetch(db, "d")
+    recorder = db.connect(autocommit=False)
+    run(recorder, "SELECT outbox_ack(%s)", batch)
+    old = db.connect(autocommit=False)
+    run(old, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    refused(old, "RS207", "SELECT outbox_drop_destination('d')")
+    dropper = Pending(db, "SELECT outbox_drop_destination('d')")
+    assert dropper.blocks()
+    recorder.commit()
+    assert dropper.result() == [(True,)]
+    for table in ("destinations", "shards", "windows", "batches", "parked"):
+        assert db.value(f"SELECT count(*) FROM outbox_{table}") == 0
+
+
 def test_a_batch_of_old_shards_is_refused(db):
     db.sql("SELECT outbox_create_destination('d', 'pull')")
     emit(db, "a")

@@ -300,16 +300,20 @@ def as_postgres(*command, stdin=None):
     return subprocess.run([str(c) for c in command], check=True, capture_output=True, input=stdin).stdout
 
 
-@pytest.mark.parametrize("format, consent", [("plain", "same"), ("custom", "same"), ("custom", "fork")])
-def test_a_restored_dump_delivers_what_is_due_and_no_more(server, other, db, format, consent):
+@pytest.mark.parametrize("format, consent", [("plain", "same"), ("custom", "same"), ("custom", "fork"), ("directory", "same")])
+def test_a_restored_dump_delivers_what_is_due_and_no_more(server, other, folder, db, format, consent):
     history = History(db)
-    dump = as_postgres(server.bindir() / "pg_dump", f"--format={format}", server.dsn(db.name))
+    to_folder = [f"--file={folder / 'dump'}"] if format == "directory" else []
+    dump = as_postgres(server.bindir() / "pg_dump", f"--format={format}", *to_folder, server.dsn(db.name))
     admin = other.connect()
     run(admin, "CREATE DATABASE restored")
     run(admin, "ALTER DATABASE restored SET search_path = retrysafe, public")
     admin.close()
     if format == "plain":
         as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", other.dsn("restored"), stdin=dump)
+    elif format == "directory":  # in parallel, in any order
+        as_postgres(server.bindir() / "pg_restore", "--exit-on-error", "--jobs=4", "-d", other.dsn("restored"),
+                    folder / "dump")
     else:
         as_postgres(server.bindir() / "pg_restore", "--exit-on-error", "-d", other.dsn("restored"), stdin=dump)
     restored = Database(other, "restored")

@@ -2,6 +2,8 @@
 --
 -- Everything that happens per request or per event is append-only: one row in, never updated. All tables and the
 -- id sequence are marked for dump, and nothing here puts a row into them.
+--
+-- There are no foreign keys between them: a parallel restore loads the tables of an extension in any order.
 
 \echo Use "CREATE EXTENSION retrysafe" to load this file. \quit
 
@@ -111,7 +113,7 @@ CREATE TABLE @extschema@.outbox_destinations (
 
 -- Who works a shard. A new row version per claim and per back-off, not per batch.
 CREATE TABLE @extschema@.outbox_shards (
-  destination integer NOT NULL REFERENCES @extschema@.outbox_destinations ON DELETE CASCADE,
+  destination integer NOT NULL,
   shard       integer NOT NULL,
   token       bigint NOT NULL DEFAULT 0, -- fencing token: grows with every change of holder
   holder      text,                      -- null: free
@@ -137,8 +139,7 @@ CREATE TABLE @extschema@.outbox_windows (
   ceiling     bigint NOT NULL,           -- last position drawn after the snapshot
   taken_at    timestamptz NOT NULL,
   resumed_at  bigint,                    -- first window of an era: how far the window before it had been read
-  CONSTRAINT outbox_windows_pkey PRIMARY KEY (destination, shard, window_no),
-  FOREIGN KEY (destination, shard) REFERENCES @extschema@.outbox_shards ON DELETE CASCADE
+  CONSTRAINT outbox_windows_pkey PRIMARY KEY (destination, shard, window_no)
 );
 
 -- Progress, append-only: the newest row of a shard is its cursor, older ones are the record of deliveries.
@@ -154,8 +155,7 @@ CREATE TABLE @extschema@.outbox_batches (
   total_delivered bigint NOT NULL,       -- of the shard so far
   total_parked    bigint NOT NULL,
   published_at    timestamptz NOT NULL,
-  CONSTRAINT outbox_batches_pkey PRIMARY KEY (destination, shard, seq),
-  FOREIGN KEY (destination, shard) REFERENCES @extschema@.outbox_shards ON DELETE CASCADE
+  CONSTRAINT outbox_batches_pkey PRIMARY KEY (destination, shard, seq)
 );
 
 -- The exceptions: events that failed at a destination, and those that wait behind them for the sake of order.
@@ -182,8 +182,7 @@ CREATE TABLE @extschema@.outbox_parked (
   payload         jsonb,
   headers         jsonb,
   created_at      timestamptz NOT NULL,
-  CONSTRAINT outbox_parked_pkey PRIMARY KEY (destination, shard, id),
-  FOREIGN KEY (destination, shard) REFERENCES @extschema@.outbox_shards ON DELETE CASCADE
+  CONSTRAINT outbox_parked_pkey PRIMARY KEY (destination, shard, id)
 );
 CREATE INDEX outbox_parked_due ON @extschema@.outbox_parked (destination, shard, retry_at) WHERE state = 'retry';
 CREATE INDEX outbox_parked_waiting ON @extschema@.outbox_parked (destination, shard, ordering_key, id)
