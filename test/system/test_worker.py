@@ -293,6 +293,14 @@ def test_a_worker_claims_the_shard_it_lacks_not_its_own_again(own_db):
     assert len(set(d.delivered())) == 60
 
 
+def test_a_lease_is_kept_while_sending_takes_longer(own_db):
+    d = NullDestination(own_db, options='"delay_ms": 3500', lease="interval '1 s'")
+    emit(own_db, "e1")
+    eventually(lambda: own_db.value("SELECT sent_at IS NOT NULL FROM outbox_events"))
+    assert d.delivered() == ["e1"]
+    assert "while sending to it" not in own_db.server.log()
+
+
 # --- recording -------------------------------------------------------------------------------------------------
 
 def test_outcomes_that_could_not_be_recorded_are_not_sent_again(own_db):
