@@ -267,7 +267,7 @@ class Worker {
     const bool idle =
         std::all_of(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->idle(); });
     if (worked_ && !idle) clean_up_at_ = std::min(clean_up_at_, cleaned_up_at_ + kCleanUpBusy);
-    if (worked_ && idle && now - cleaned_up_at_ >= kCleanUpIdle) clean_up_at_ = now;
+    if (worked_ && idle) clean_up_at_ = std::min(clean_up_at_, std::max(now, cleaned_up_at_ + kCleanUpIdle));
     if (idle) worked_ = false;
     if (now < clean_up_at_) return;
     int64 removed = 0;
