@@ -13,6 +13,19 @@ using SyscacheNumber = SysCacheIdentifier;
 using SyscacheNumber = int;
 #endif
 
+// The form of a signal handler, which wakes the process besides what `body` does.
+template <void (*body)()>
+#if PG_VERSION_NUM >= 190000
+void signal_handler(int, const pg_signal_info *) {
+#else
+void signal_handler(int) {
+#endif
+  const int saved = errno;
+  body();
+  SetLatch(MyLatch);
+  errno = saved;
+}
+
 inline void reserve_setting_prefix(const char *prefix) {
   MarkGUCPrefixReserved(prefix);
 }

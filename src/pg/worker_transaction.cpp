@@ -62,20 +62,14 @@ void cancel_step() {
   QueryCancelPending = 1;
 }
 
-void on_sigterm(int) {
-  const int saved = errno;
+void on_sigterm() {
   ShutdownRequestPending = 1;
   if (in_step && cancelled_by_sigterm) cancel_step();
-  SetLatch(MyLatch);
-  errno = saved;
 }
 
 // pg_cancel_backend, and the timeouts of the server.
-void on_sigint(int) {
-  const int saved = errno;
+void on_sigint() {
   if (in_step) cancel_step();
-  SetLatch(MyLatch);
-  errno = saved;
 }
 
 }  // namespace
@@ -89,8 +83,8 @@ void pin_settings() {
 }
 
 void handle_signals() {
-  pqsignal(SIGTERM, on_sigterm);
-  pqsignal(SIGINT, on_sigint);
+  pqsignal(SIGTERM, signal_handler<on_sigterm>);
+  pqsignal(SIGINT, signal_handler<on_sigint>);
   pqsignal(SIGHUP, SignalHandlerForConfigReload);
 }
 
