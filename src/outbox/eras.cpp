@@ -72,6 +72,8 @@ bool identity_differs(const Era &era, const char **why) {
     *why = "the database was restored or upgraded from another cluster";
   else if (era.database != MyDatabaseId)
     *why = "the database is a clone of another one";
+  else if (era.extension != pg::extension().oid)
+    *why = "a dump was restored over the database";
   else if (std::strcmp(era.restore_mark, mark) != 0)
     *why = "the server was restored from a backup";
   else if (settings::on_timeline_change == static_cast<int>(settings::OnTimelineChange::kSuspend) &&

@@ -14,7 +14,16 @@ namespace retrysafe::outbox {
 namespace {
 
 // Columns of outbox_eras.
-enum : AttrNumber { kEra = 1, kLog, kFirstId, kSystemIdentifier, kDatabase, kTimeline, kRestoreMark };
+enum : AttrNumber {
+  kEra = 1,
+  kLog,
+  kFirstId,
+  kSystemIdentifier,
+  kDatabase,
+  kExtension,
+  kTimeline,
+  kRestoreMark
+};
 
 constinit pg::Statement log_is_empty{"SELECT NOT EXISTS (SELECT FROM @.outbox_log)", {}};
 
@@ -25,9 +34,10 @@ constinit pg::Statement skip_positions{
     {REGCLASSOID}};
 
 constinit pg::Statement insert_era{
-    "INSERT INTO @.outbox_eras (era, log, first_id, system_identifier, database, timeline, restore_mark) "
-    "VALUES ($1, $2, $3, $4, $5, $6, nullif($7, ''))",
-    {INT4OID, UUIDOID, INT8OID, INT8OID, OIDOID, INT4OID, TEXTOID}};
+    "INSERT INTO @.outbox_eras (era, log, first_id, system_identifier, database, extension, timeline, "
+    "restore_mark) "
+    "VALUES ($1, $2, $3, $4, $5, $6, $7, nullif($8, ''))",
+    {INT4OID, UUIDOID, INT8OID, INT8OID, OIDOID, OIDOID, INT4OID, TEXTOID}};
 
 }  // namespace
 
@@ -50,6 +60,7 @@ bool current_era(Era *era) {
     era->first_id = DatumGetInt64(scan.datum(kFirstId, &null));
     era->system_identifier = static_cast<uint64>(DatumGetInt64(scan.datum(kSystemIdentifier, &null)));
     era->database = DatumGetObjectId(scan.datum(kDatabase, &null));
+    era->extension = DatumGetObjectId(scan.datum(kExtension, &null));
     era->timeline = static_cast<TimeLineID>(DatumGetInt32(scan.datum(kTimeline, &null)));
     const Datum mark = scan.datum(kRestoreMark, &null);
     era->restore_mark[0] = '\0';
@@ -90,6 +101,7 @@ void begin_era(int32 era, const Uuid &log) {
     insert_era.run({pg::value(era), pg::value(UUIDPGetDatum(reinterpret_cast<const pg_uuid_t *>(log.data()))),
                     pg::value(first_id), pg::value(static_cast<int64>(GetSystemIdentifier())),
                     pg::value(ObjectIdGetDatum(MyDatabaseId)),
+                    pg::value(ObjectIdGetDatum(pg::extension().oid)),
                     pg::value(static_cast<int32>(GetWALInsertionTimeLine())), pg::value(restore_mark())});
   });
 }

@@ -15,6 +15,7 @@ struct Era {
   int64 first_id;  // positions from here on were drawn in this era
   uint64 system_identifier;
   Oid database;
+  Oid extension;
   TimeLineID timeline;
   char restore_mark[kRestoreMarkSize];  // the restore that an operator consented to; empty: none
 };

@@ -213,7 +213,7 @@ def test_event_keys_are_compared_byte_by_byte(db):
 def test_event_id_can_be_computed_by_anybody(db):
     c = db.connect()
     log = str(uuid.uuid4())
-    run(c, "INSERT INTO outbox_eras VALUES (1, %s, 0, 1, 1, 1)", log)
+    run(c, "INSERT INTO outbox_eras VALUES (1, %s, 0, 1, 1, 1, 1)", log)
     for scope, key in (("", "e"), ("shop", "é😀"), ("a", "bc"), ("ab", "c")):
         digest = bytearray(hashlib.sha256(uuid.UUID(log).bytes + scope.encode() + b"\0" + key.encode()).digest()[:16])
         digest[6] = digest[6] & 0x0F | 0x80

@@ -322,6 +322,16 @@ def test_a_restored_dump_delivers_what_is_due_and_no_more(server, other, folder,
     history.check(restored, consent)
 
 
+def test_a_dump_restored_over_its_own_database_is_suspended(server, db, folder):
+    """Numbers of transactions mean the same there, but a reader must not look at tables that are half loaded."""
+    history = History(db)
+    dump = folder / "dump"
+    as_postgres(server.bindir() / "pg_dump", "--format=directory", f"--file={dump}", server.dsn(db.name))
+    as_postgres(server.bindir() / "pg_restore", "--exit-on-error", "--clean", "--jobs=4", "-d", server.dsn(db.name), dump)
+    assert "dump" in reason(db)
+    history.check(db, "same")
+
+
 @pytest.mark.parametrize("direction", ["older", "younger"])
 def test_transaction_ids_of_another_cluster_mean_nothing(server, other, db, direction):
     """A dump goes to a cluster whose transaction ids are far behind, or far ahead."""

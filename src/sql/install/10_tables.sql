@@ -76,6 +76,7 @@ CREATE TABLE @extschema@.outbox_eras (
   first_id          bigint NOT NULL,     -- positions from here on were drawn in this era
   system_identifier bigint NOT NULL,
   database          oid NOT NULL,
+  extension         oid NOT NULL,        -- another one after a dump was restored over the same database
   timeline          integer NOT NULL,
   restore_mark      text,                -- the restore that this era consented to, see docs/operations.md
   started_at        timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
