@@ -12,6 +12,7 @@
 #include "outbox/scheduled.hpp"
 #include "outbox/snapshot.hpp"
 #include "outbox/window.hpp"
+#include "pg/random.hpp"
 
 #include "pg/server.hpp"
 
@@ -122,10 +123,15 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
   auto *batch = static_cast<Batch *>(palloc0(sizeof(Batch)));
   batch->claim = claim;
 
-  // At most half of a batch, so that a long queue of retries and the log do not starve each other.
+  // At most half of a batch, so that a long queue of retries and the log do not starve each other. Where a
+  // batch is one event, chance decides which of the two is looked at first.
+  const bool log_first = max_events == 1 && (pg::random_uint32() & 1) != 0;
   const int32 parked_most = std::clamp<int32>(max_events / 2, 1, BatchHandle::kMaxParked);
   auto *parked = static_cast<Event *>(palloc(sizeof(Event) * parked_most));
-  const int32 parked_count = read_due_parked(d, claim.shard, era.log, parked_most, max_bytes / 2, parked);
+  const auto read_parked = [&] {
+    return read_due_parked(d, claim.shard, era.log, parked_most, max_bytes / 2, parked);
+  };
+  int32 parked_count = log_first ? 0 : read_parked();
   int64 bytes_left = max_bytes;
   for (int32 i = 0; i < parked_count; ++i) bytes_left -= body_size(parked[i]);
 
@@ -144,6 +150,7 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
       pass_over(d, claim.shard, cursor, open, range.looked_at);
       if (open.stored) continue;  // what came after that window is still to be looked at
       OpenWindow done;
+      if (log_first) parked_count = read_parked();
       if (parked_count > 0) {
         only_parked(batch, cursor, parked, parked_count);
         return batch;

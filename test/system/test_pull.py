@@ -304,6 +304,22 @@ def test_batch_limits_count_events_that_come_again(db):
     assert client.drain() == ["c", "d"]
 
 
+def test_an_event_that_keeps_failing_does_not_starve_the_others_in_batches_of_one(db):
+    create(db, max_attempts=1000000)
+    emit(db, "bad", *"abc")
+    client = Client(db)
+    delivered = []
+    for _ in range(200):
+        for key in client.fetch(1):
+            if key == "bad":
+                client.nack(key, retry_after="0 s")
+            else:
+                delivered.append(key)
+            client.ack()
+    assert delivered == list("abc")
+    assert client.fetch(1) == ["bad"]
+
+
 @pytest.mark.parametrize("batch", ["", "x", "1.0.1.1.0", "-1.0.1.1.0.1.1", "99999999999999999999.0.1.1.0.1.1"])
 def test_a_batch_that_fetch_did_not_return(db, batch):
     for call in ("outbox_ack(%s)", "outbox_nack(%s, gen_random_uuid())", "outbox_renew(%s)", "outbox_release(%s)"):
