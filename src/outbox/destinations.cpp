@@ -226,6 +226,10 @@ constinit pg::Statement set_paused{
     "UPDATE @.outbox_destinations SET paused = $2 WHERE name = $1 AND paused IS DISTINCT FROM $2 RETURNING 1",
     {TEXTOID, BOOLOID}};
 
+// Somebody has done something about it: it is worth a try at once.
+constinit pg::Statement end_rest{
+    "UPDATE @.outbox_shards SET retry_at = NULL WHERE destination = $1 AND retry_at IS NOT NULL", {INT4OID}};
+
 constinit pg::Statement lock_destination{
     "SELECT destination FROM @.outbox_destinations WHERE name = $1 FOR NO KEY UPDATE", {TEXTOID}};
 
@@ -419,6 +423,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
                             pg::value(d.shards), pg::value(d.max_attempts), pg::value(d.backoff),
                             pg::value(d.backoff_max), pg::value(d.on_exhausted), pg::value(d.batch_events),
                             pg::value(d.batch_bytes), pg::value(d.lease)});
+    end_rest.run({pg::value(d.destination)});
   });
   if (d.shards != old_shards) change_shards(d, old_shards, old_event_types);
   if (strcmp(d.on_exhausted, old_on_exhausted) != 0)
@@ -442,8 +447,11 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_drop_destination) {
 }
 
 static void pause(const char *name, bool paused) {
-  (void)locked_destination(name);
-  pg::spi([&] { set_paused.run({pg::value(name), pg::value(paused)}); });
+  const int32 destination = locked_destination(name);
+  pg::spi([&] {
+    set_paused.run({pg::value(name), pg::value(paused)});
+    if (!paused) end_rest.run({pg::value(destination)});
+  });
   announce_at_commit();
 }
 

@@ -121,6 +121,9 @@ int64 move_due_events();
 // without an event for this shard are passed over in memory; now and then they come as a batch without
 // events, so that they get stored.
 Batch *read_batch(const Destination &destination, const Claim &claim, int32 max_events, int64 max_bytes);
+// After read_batch returned null: in how many milliseconds it will have passed over events to store; negative
+// when there are none.
+int64 ms_until_progress_is_due(const Claim &claim);
 // When the next scheduled event, or parked event of these shards, comes due; infinity when none waits.
 TimestampTz next_due(const Claim *claims, int32 count);
 

@@ -16,7 +16,7 @@ namespace {
 
 // --- what this process passed over -------------------------------------------------------------------------
 
-constexpr double kStoreProgressAfterMs = 10 * 1000;
+constexpr int64 kStoreProgressAfterMs = 10 * 1000;
 
 struct ShardKey {
   int32 destination;
@@ -57,6 +57,13 @@ PassedOver *remembered(const Destination &d, int32 shard, const Cursor &cursor) 
   const bool good = entry->generation == pg::extension().generation && entry->seq == cursor.seq &&
                     entry->writer == cursor.writer && entry->types_digest == d.types_digest;
   return good ? entry : nullptr;
+}
+
+int64 ms_until_due(const PassedOver &memory) {
+  instr_time passed;
+  INSTR_TIME_SET_CURRENT(passed);
+  INSTR_TIME_SUBTRACT(passed, memory.since);
+  return std::max<int64>(0, kStoreProgressAfterMs - static_cast<int64>(INSTR_TIME_GET_MILLISEC(passed)));
 }
 
 // --- windows -----------------------------------------------------------------------------------------------
@@ -163,14 +170,16 @@ void pass_over(const Destination &d, int32 shard, const Cursor &cursor, const Op
 bool progress_is_due(const Destination &d, int32 shard, const Cursor &cursor, OpenWindow *done) {
   PassedOver *memory = remembered(d, shard, cursor);
   if (!memory || memory->skipped == 0) return false;
-  instr_time passed;
-  INSTR_TIME_SET_CURRENT(passed);
-  INSTR_TIME_SUBTRACT(passed, memory->since);
-  if (INSTR_TIME_GET_MILLISEC(passed) < kStoreProgressAfterMs && !RETRYSAFE_FAULT("reader.store_progress"))
-    return false;
+  if (ms_until_due(*memory) > 0 && !RETRYSAFE_FAULT("reader.store_progress")) return false;
   const StoredSnapshot *snapshot = copy_snapshot(*memory->done, CurrentMemoryContext);
   *done = {{nullptr, snapshot}, memory->window_no, memory->stored, snapshot->ceiling};
   return true;
+}
+
+int64 ms_until_progress_is_due(const Claim &claim) {
+  const ShardKey key{claim.destination, claim.shard};
+  auto *entry = static_cast<PassedOver *>(hash_search(passed_over(), &key, HASH_FIND, nullptr));
+  return entry && entry->done && entry->skipped > 0 ? ms_until_due(*entry) : -1;
 }
 
 // --- rows --------------------------------------------------------------------------------------------------

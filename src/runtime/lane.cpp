@@ -23,6 +23,8 @@ constexpr Milliseconds kFailureRest = 1000;
 constexpr Milliseconds kFailureRestMax = 60'000;
 // Outcomes that could not be recorded are kept for so many tries. Then the batch is read and sent again.
 constexpr int kRecordTries = 8;
+// An idle lane looks no sooner whether there is progress to store.
+constexpr Milliseconds kProgressRest = 100;
 // A sink whose descriptor stays readable without anything to do would keep the worker awake for ever.
 constexpr int kIdleCallsMax = 1000;
 
@@ -105,8 +107,10 @@ bool Lane::take_recorded() {
 }
 
 Milliseconds Lane::turn(Milliseconds now) {
-  if (state_ == State::kResting && now >= rest_until_) state_ = batch_ ? State::kRecording : State::kReading;
-  if (state_ == State::kIdle && (woken_ || reload_)) state_ = State::kReading;
+  // Whoever altered the destination may have put right what made it rest.
+  if (state_ == State::kResting && (now >= rest_until_ || (reload_ && !batch_)))
+    state_ = batch_ ? State::kRecording : State::kReading;
+  if (state_ == State::kIdle && (woken_ || reload_ || now >= progress_at_)) state_ = State::kReading;
   if (leaving_ && !batch_ && state_ != State::kGone) go();
 
   if (state_ == State::kReading) read(now);
@@ -136,7 +140,7 @@ Milliseconds Lane::turn(Milliseconds now) {
     case State::kIdle:
       break;
   }
-  return sink_at_;
+  return std::min(sink_at_, progress_at_);
 }
 
 // The destination as it is now. False: this lane is done with it.
@@ -164,10 +168,11 @@ bool Lane::load() {
 }
 
 // Reads the next batch. A claim that ran out while there was nothing to do is only made again when there is:
-// an idle worker writes nothing.
+// an idle worker writes nothing, but for the progress over events that its destination does not want, once.
 void Lane::read(Milliseconds now) {
   if (reload_ && !load()) return;
   woken_ = false;
+  progress_at_ = kNever;
   retrysafe_event *envelopes = nullptr;
   outbox::ResolvedOption *options = nullptr;
   int option_count = 0;
@@ -175,6 +180,7 @@ void Lane::read(Milliseconds now) {
   const char *database = nullptr;
   bool lost = false;
   bool again = false;
+  int64 progress_due_in = -1;
   drop_batch();
 
   outbox::Batch *batch = nullptr;
@@ -184,7 +190,10 @@ void Lane::read(Milliseconds now) {
                        : singles_ > 0 ? 1
                                       : std::min(destination_->batch_events, outbox::kMaxFunctionEvents);
     batch = outbox::read_batch(*destination_, claim_, most, destination_->batch_bytes);
-    if (!batch) return;
+    if (!batch) {
+      progress_due_in = outbox::ms_until_progress_is_due(claim_);
+      return;
+    }
     // Looked at after the batch was read: what was emitted after a pause or a change must not go out as
     // before it.
     if (!outbox::is_current(*destination_)) {
@@ -224,6 +233,8 @@ void Lane::read(Milliseconds now) {
   if (lost) return go();
   if (again) return;  // state kReading: next turn
   if (!batch) {
+    // Without new events nobody would wake this lane, and the destination would look as if it were behind.
+    if (progress_due_in >= 0) progress_at_ = now + std::max(progress_due_in, kProgressRest);
     state_ = State::kIdle;
     return;
   }

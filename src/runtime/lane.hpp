@@ -114,7 +114,8 @@ class Lane {
   int failures_ = 0;  // steps in a row that ended with an error of the server
   Milliseconds rest_until_ = 0;
   Milliseconds renew_at_ = kNever;
-  Milliseconds sink_at_ = kNever;  // when the sink wants to be called though its descriptor is silent
+  Milliseconds progress_at_ = kNever;  // when an idle lane stores what it passed over
+  Milliseconds sink_at_ = kNever;      // when the sink wants to be called though its descriptor is silent
 };
 
 }  // namespace retrysafe::runtime

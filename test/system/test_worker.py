@@ -74,6 +74,35 @@ def test_events_arrive_once_and_in_order(db):
     eventually(lambda: db.value("SELECT bool_and(sent_at IS NOT NULL) FROM outbox_events"))
 
 
+@pytest.mark.parametrize("way", ["alter", "resume"])
+def test_an_operator_ends_the_back_off(db, way):
+    """Who has repaired something need not wait for the end of an hour."""
+    d = NullDestination(db, backoff="interval '1 h'", backoff_max="interval '1 h'")
+    d.tell("unreachable")
+    emit(db, "a")
+    eventually(lambda: d.status()["state"] == "backing off")
+    d.tell("ok")
+    if way == "alter":
+        db.sql("SELECT outbox_alter_destination('d', options => '{\"delay_ms\": 0}')")
+    else:
+        db.sql("SELECT outbox_pause('d')")
+        eventually(lambda: d.status()["holders"] is None)
+        db.sql("SELECT outbox_resume('d')")
+    eventually(lambda: d.delivered() == ["a"])
+    eventually(lambda: (d.status()["state"], d.status()["failures"]) == ("idle", 0))
+
+
+def test_events_for_others_leave_a_destination_idle(db):
+    """What it does not want does not count as backlog for ever, though nothing else happens."""
+    d = NullDestination(db, event_types="'{wanted}'")
+    emit(db, "a", "b")
+    eventually(lambda: (d.status()["state"], d.status()["backlog"]) == ("idle", 0), timeout=60)
+    assert d.status()["oldest_pending_age"] is None
+    assert d.attempts() == []
+    batches = db.value("SELECT count(*) FROM outbox_batches")
+    assert batches <= 3, "once, not again and again"
+
+
 def test_a_commit_wakes_the_worker(server):
     """The poll interval is an hour: what arrives was announced."""
     with cluster("retrysafe.poll_interval = 1h") as quiet:
@@ -242,6 +271,8 @@ def test_idle_means_no_query():
                          WHERE a.backend_type = 'retrysafe worker')""".replace("%(oid)s", str(oid)))[0]
 
         oid = run(session, "SELECT oid FROM pg_database WHERE datname = %s", db.name)[0][0]
+        # Shards without an event of theirs store their progress once, after ten seconds.
+        eventually(lambda: db.value("SELECT sum(backlog) FROM outbox_status") == 0, timeout=60)
         time.sleep(12)  # what is old is removed once more within ten seconds of the last event
         run(session, "CHECKPOINT")
         before, wal = activity(), run(session, "SELECT pg_current_wal_insert_lsn()")[0][0]
