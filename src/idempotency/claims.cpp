@@ -138,7 +138,8 @@ void check_claims() {
   for (const Claim *claim = registry->last; claim; claim = claim->previous) {
     if (claim->state == ClaimState::kOwned)
       pg::raise(kKeyNotCompleted,
-                "Call idem_complete before the transaction ends, or roll it back to give the key up.",
+                "Call idem_complete before the transaction ends, or roll it back to give the key up. With "
+                "autocommit each statement is a transaction of its own: use BEGIN.",
                 "idempotency key \"%s\" was begun and not completed", text_to_cstring(claim->key.key));
     if (claim->state == ClaimState::kLost) {
       lost = claim;
@@ -186,7 +187,8 @@ void require_claim(const Key &key) {
                 "the claim on idempotency key \"%s\" was rolled back", text_to_cstring(key.key));
     case ClaimState::kNone:
       pg::raise(kKeyNotOwned,
-                "Call idem_begin in this transaction first, and go on only when the outcome is \"new\".",
+                "Call idem_begin with this key and scope in this transaction first, and go on only when the "
+                "outcome is \"new\". With autocommit each statement is a transaction of its own: use BEGIN.",
                 "this transaction does not own idempotency key \"%s\"", text_to_cstring(key.key));
   }
 }
