@@ -374,7 +374,11 @@ def test_signature_check_of_the_manual():
     assert names["is_genuine"](f"whsec_AAAA {secret}", headers, body, now=1614265330)
     assert not names["is_genuine"](secret, headers, body + b" ", now=1614265330)
     assert not names["is_genuine"](secret, headers, body, now=1614265330 + 301)
-    assert not names["is_genuine"](secret, headers | {"webhook-signature": "v1,AAAA"}, body, now=1614265330)
+    for signature in ("v1,AAAA", "v1,\xe9", ""):
+        assert not names["is_genuine"](secret, headers | {"webhook-signature": signature}, body, now=1614265330)
+    assert not names["is_genuine"](secret, headers | {"webhook-timestamp": "now"}, body, now=1614265330)
+    for name in headers:
+        assert not names["is_genuine"](secret, {n: v for n, v in headers.items() if n != name}, body, now=1614265330)
 
 
 def test_pull_client_of_the_manual(db):
