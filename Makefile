@@ -83,6 +83,10 @@ install-sinks: $(sink_modules)
 	$(MKDIR_P) '$(DESTDIR)$(pkglibdir)' '$(DESTDIR)$(includedir_server)/extension/retrysafe'
 	$(foreach sink,$(SINKS),$(INSTALL_SHLIB) retrysafe_$(sink).so '$(DESTDIR)$(pkglibdir)/';)
 	$(INSTALL_DATA) src/sink/abi.h '$(DESTDIR)$(includedir_server)/extension/retrysafe/retrysafe_sink.h'
-.PHONY: install-sinks
+uninstall: uninstall-sinks
+uninstall-sinks:
+	rm -f $(foreach sink,$(SINKS),'$(DESTDIR)$(pkglibdir)/retrysafe_$(sink).so')
+	rm -rf '$(DESTDIR)$(includedir_server)/extension/retrysafe'
+.PHONY: install-sinks uninstall-sinks
 
 -include $(wildcard $(OBJS:.o=.d) $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.d)))
