@@ -49,6 +49,22 @@ def in_log(db):
     return [row[0] for row in db.sql("SELECT event_key FROM outbox_log ORDER BY id")]
 
 
+def test_a_long_key_that_is_held_up_holds_up_no_other(db, movers):
+    db.sql("SELECT outbox_emit(null, 'k' || i, 't', '1', 'k', deliver_after => '2100-01-01') FROM generate_series(1, 2500) i")
+    db.sql("UPDATE outbox_scheduled SET deliver_after = '2000-01-01'::timestamptz"
+           " + make_interval(secs => substr(event_key, 2)::int)")
+    schedule(db, "other", "z", seconds=1)
+    canceller = db.connect(autocommit=False)
+    run(canceller, "SELECT outbox_cancel('k1')")
+    move(movers[0])
+    movers[0][0].commit()
+    assert in_log(db) == ["other"]
+    canceller.rollback()
+    move(movers[1])
+    movers[1][0].commit()
+    assert in_log(db) == ["other"] + [f"k{i}" for i in range(1, 2501)]
+
+
 def test_moved_when_due_in_order_of_delivery_times(db, movers):
     schedule(db, "late", seconds=1)
     schedule(db, "early", seconds=100)
