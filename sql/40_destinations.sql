@@ -29,7 +29,7 @@ SELECT outbox_create_destination('t40.hook', 'http', '{"url": "https://example.c
 SELECT outbox_pause('t40.hook');  -- no worker is to work it
 COMMIT;
 SELECT kind, state, paused, backlog, delivered, parked_retry, parked_blocked, dead, failures, shards, event_types,
-       options, max_attempts, backoff, backoff_max, on_exhausted, batch_events, batch_bytes, lease, run_as
+       options, max_attempts, backoff, backoff_max, on_exhausted, batch_events, batch_bytes, lease
   FROM outbox_status WHERE name = 't40.hook' \gx
 SELECT public.t40($$SELECT outbox_create_destination('t40.hook', 'pull')$$);
 

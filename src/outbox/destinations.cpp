@@ -183,14 +183,18 @@ bool acts_as_creator(const Definition &d) {
   return is_kind(d, "function") || is_kind(d, "postgres");
 }
 
-void check_may_alter(const Definition &d) {
-  if (!d.run_as) return;
+// Options say where secrets are sent, and no view shows the secrets: who could point somebody's destination
+// at a server of its own would learn them. So options belong to the role that made the destination, whatever
+// its kind.
+void check_may_alter(const Definition &d, bool options) {
+  if (!d.run_as || !(options || acts_as_creator(d))) return;
   const Oid role = get_role_oid(d.run_as, true);
   if (OidIsValid(role) ? !has_privs_of_role(GetUserId(), role) : !superuser())
     pg::raise_insufficient_privilege(
-        "It acts with that role's rights: become a member of the role, or drop the "
+        "It was made with that role's rights and secrets: become a member of the role, or drop the "
         "destination and create your own.",
-        "must be member of role \"%s\" to alter destination \"%s\"", d.run_as, d.name);
+        "must be member of role \"%s\" to alter %sdestination \"%s\"", d.run_as, options ? "options of " : "",
+        d.name);
 }
 
 // --- rows --------------------------------------------------------------------------------------------------
@@ -347,7 +351,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_create_destination) {
   check_options(&d, CurrentMemoryContext);
   check_identity();
   const int64 start = start_position(start_at);
-  if (acts_as_creator(d)) d.run_as = GetUserNameFromId(GetUserId(), false);
+  if (!is_kind(d, "pull")) d.run_as = GetUserNameFromId(GetUserId(), false);
 
   d.destination = pg::spi([&] {
     const uint64 inserted = insert_destination.run(
@@ -405,7 +409,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
   const char *name = text_argument(fcinfo, 0, "name");
   Definition d{};
   load_locked(name, &d, CurrentMemoryContext);
-  check_may_alter(d);
+  check_may_alter(d, !PG_ARGISNULL(1));
   const int32 old_shards = d.shards;
   ArrayType *const old_event_types = d.event_types;
   const char *const old_on_exhausted = d.on_exhausted;

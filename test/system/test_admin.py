@@ -308,6 +308,17 @@ def test_only_privileged_roles_name_files_and_variables_of_the_server(db, role):
         run(plain, "SELECT outbox_drop_destination('d')")
 
 
+def test_nobody_else_can_have_secrets_sent_to_a_server_of_their_own(db, role):
+    creator, other = role("admin"), role("admin")
+    run(db.connect(user=creator), """SELECT outbox_create_destination('d', 'http',
+        '{"url": "https://example.com", "headers": {"Authorization": "hunter2"}}')""")
+    refused(db.connect(user=other), "42501",
+            "SELECT outbox_alter_destination('d', options => '{\"url\": \"https://evil.example\"}')")
+    run(db.connect(user=other), "SELECT outbox_alter_destination('d', max_attempts => 3)")
+    run(db.connect(user=creator), "SELECT outbox_alter_destination('d', options => '{\"url\": \"https://example.org\"}')")
+    assert status(db, "d")["options"]["url"] == "https://example.org"
+
+
 def test_a_postgres_destination_of_an_ordinary_role_needs_a_password(db, role):
     plain = db.connect(user=role("admin"))
     options = '{"host": "127.0.0.1", "dbname": "d", "user": "u"}'
