@@ -352,6 +352,10 @@ def test_sql_of_the_manual(db, page):
     db.sql("DROP OWNED BY shop_app")
     run(admin, "DROP ROLE shop_app")
     if page == "docs/destinations.md":
+        # As a worker calls it.
+        psql(db, "SET search_path = pg_catalog, pg_temp;"
+                 "SELECT retrysafe.count_order('{\"payload\": {\"customer\": \"ada\"}}') FROM generate_series(1, 2);")
+        assert db.sql("SELECT * FROM public.order_counts") == [("ada", 2)]
         db.sql("DROP OWNED BY courier")
         run(admin, "DROP ROLE courier")
     admin.close()
