@@ -11,7 +11,8 @@ use PostgreSQL::Test::Utils;
 use Test::More;
 use Time::HiRes qw(time sleep);
 
-our @EXPORT = qw(retrysafe_node add_destination emit delivered delivered_within worker_pid tell);
+our @EXPORT =
+  qw(retrysafe_node add_destination emit emit_in delivered delivered_within worker_pid tell forget_told);
 
 # A node that is initialised and configured, not started. `init` goes to init().
 sub retrysafe_node
@@ -31,14 +32,15 @@ CONF
 	return $node;
 }
 
-# The extension and a destination of the test kind `null`, which writes what it delivers to a file.
+# The extension and a destination of the test kind `null`, which writes what it delivers to a file. May be given:
+# `options` of the destination, and the `database`.
 sub add_destination
 {
-	my ($node, $name, $options) = @_;
+	my ($node, $name, %given) = @_;
 	my $file = $node->basedir . "/$name.out";
 	my $control = $node->basedir . "/$name.control";
-	$options = defined $options ? ", $options" : '';
-	$node->safe_psql('postgres', <<SQL);
+	my $options = defined $given{options} ? ", $given{options}" : '';
+	$node->safe_psql($given{database} // 'postgres', <<SQL);
 CREATE SCHEMA IF NOT EXISTS retrysafe;
 CREATE EXTENSION IF NOT EXISTS retrysafe SCHEMA retrysafe;
 SELECT retrysafe.outbox_register_kind('null', 'retrysafe_null',
@@ -49,16 +51,29 @@ SQL
 	return $file;
 }
 
+# What becomes of attempts from now on, until it is forgotten.
 sub tell
 {
 	my ($node, $name, $word) = @_;
 	append_to_file($node->basedir . "/$name.control", $word);
 }
 
+sub forget_told
+{
+	my ($node, $name) = @_;
+	unlink $node->basedir . "/$name.control" or die "nothing was told: $!";
+}
+
 sub emit
 {
 	my ($node, @keys) = @_;
-	$node->safe_psql('postgres', join '', map { "SELECT retrysafe.outbox_emit(NULL, '$_', 't', '{}');" } @keys);
+	emit_in($node, 'postgres', @keys);
+}
+
+sub emit_in
+{
+	my ($node, $database, @keys) = @_;
+	$node->safe_psql($database, join '', map { "SELECT retrysafe.outbox_emit(NULL, '$_', 't', '{}');" } @keys);
 }
 
 # Event keys in the order in which they were delivered, copies included.
