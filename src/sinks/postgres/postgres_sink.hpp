@@ -40,7 +40,7 @@ class PostgresSink {
   void take(const PGresult *result);
   void finish_delivery();
   void finish_phase();
-  void lost(std::string reason);
+  void lost(const std::string &reason);
   void patience();
 
   std::string consumer_;
