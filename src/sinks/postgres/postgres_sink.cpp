@@ -179,7 +179,8 @@ void PostgresSink::finish_delivery() {
 }
 
 void PostgresSink::lost(const std::string &given) {
-  const std::string reason = given;  // close() ends what it may be a part of
+  // close() ends what it may be a part of.
+  const std::string reason = given;  // NOLINT(performance-unnecessary-copy-initialization)
   const bool unnoticed = was_idle_ && (phase_ == Phase::kIdle || (phase_ == Phase::kDelivering && !heard_));
   session_.close();
   phase_ = Phase::kIdle;
