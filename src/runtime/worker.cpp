@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "idempotency/expiry.hpp"
@@ -122,6 +123,7 @@ class Worker {
     look_at_ = kNever;
     const bool refresh = refresh_at_ <= now || now - refreshed_at_ >= kRefreshInterval;
     struct Seen {
+      Oid extension;
       bool installed;
       bool right_version;
       bool suspended;
@@ -139,6 +141,7 @@ class Worker {
       seen.installed = extension || OidIsValid(get_extension_oid("retrysafe", true));
       seen.right_version = extension && pg::extension_version_matches();
       if (!seen.right_version) return;
+      seen.extension = extension->oid;
       doorbell_.looked();
       const char *why = nullptr;
       seen.suspended = outbox::publishing_suspended(&why);
@@ -168,6 +171,8 @@ class Worker {
     }
     failures_ = 0;
     slot_is_running();
+    // Dropped and created again: destinations are numbered anew, so claims from before mean nothing.
+    if (seen.extension != std::exchange(extension_, seen.extension)) lanes_.clear();
     lanes_wanted_ = !seen.suspended;
     note_suspension(seen.suspended, seen.why);
     if (!lanes_wanted_) {
@@ -365,6 +370,7 @@ class Worker {
   std::optional<Verdict> verdict_;
   Doorbell doorbell_;
 
+  Oid extension_ = InvalidOid;  // that the lanes belong to
   bool lanes_wanted_ = false;
   bool suspended_ = false;
   bool worked_ = true;
