@@ -40,7 +40,13 @@ build() { # build [MAKE VARIABLES…]
 
 # The lines of postgresql.conf that let a server find the staged extension.
 staged_settings() {
-  printf "extension_destdir = '%s'\n" "$stage"
+  local version
+  version=$("$pg_config" --version | sed 's/[^0-9]*\([0-9]*\).*/\1/')
+  if [ "$version" -ge 18 ]; then
+    printf "extension_control_path = '%s:\$system'\n" "$stage$("$pg_config" --sharedir)"
+  else
+    printf "extension_destdir = '%s'\n" "$stage" # Debian's own, before the server had such a setting
+  fi
   printf "dynamic_library_path = '%s:%s'\n" "$stage$pg_libdir" "$pg_libdir"
 }
 
