@@ -51,6 +51,7 @@ class Request:
     body: bytes
     at: float              # time.monotonic() when the whole request was there
     connection: int        # numbers the connections
+    port: int              # of the sender's end of it
 
     def header(self, name):
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
@@ -152,8 +153,9 @@ class Receiver:
             with self._lock:
                 self._connections.add(connection)
             stream = connection.makefile("rb")
+            port = connection.getpeername()[1]
             while not closing.is_set():
-                request = self._read(stream, number)
+                request = self._read(stream, number, port)
                 if request is None or not self._answer(connection, request, closing):
                     return
         except (OSError, ValueError):
@@ -163,7 +165,7 @@ class Receiver:
                 self._connections.discard(connection)
             connection.close()
 
-    def _read(self, stream, number):
+    def _read(self, stream, number, port):
         line = stream.readline()
         if not line:
             return None
@@ -178,7 +180,7 @@ class Receiver:
         body = stream.read(length)
         if len(body) < length:
             return None
-        request = Request(method, path, headers, body, time.monotonic(), number)
+        request = Request(method, path, headers, body, time.monotonic(), number, port)
         with self._lock:
             self._requests.append(request)
         return request
