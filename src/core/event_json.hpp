@@ -7,14 +7,14 @@
 
 namespace retrysafe {
 
-// Views without data stand for null.
+// Views without data stand for SQL null.
 struct EventJson {
   std::string_view id;
   std::string_view type;
   std::string_view event_key;
   std::string_view scope;
   std::string_view ordering_key;
-  std::string_view payload;  // JSON
+  std::string_view payload;  // JSON; SQL null is no member, so that it differs from JSON null
   std::string_view headers;  // JSON object
   std::string_view created_at;
   int attempt;
@@ -48,9 +48,9 @@ void write_event_json(Out &out, const EventJson &event) {
     out.append(name);
     write_json_string(out, value);
   };
-  const auto raw = [&](std::string_view name, std::string_view json, std::string_view otherwise) {
+  const auto raw = [&](std::string_view name, std::string_view json) {
     out.append(name);
-    out.append(json.data() ? json : otherwise);
+    out.append(json);
   };
   char digits[12];
   char *first = digits + sizeof digits;
@@ -63,10 +63,10 @@ void write_event_json(Out &out, const EventJson &event) {
   member(",\"key\":", event.event_key);
   member(",\"scope\":", event.scope);
   member(",\"ordering_key\":", event.ordering_key);
-  raw(",\"payload\":", event.payload, "null");
-  raw(",\"headers\":", event.headers, "{}");
+  if (event.payload.data()) raw(",\"payload\":", event.payload);
+  raw(",\"headers\":", event.headers.data() ? event.headers : "{}");
   member(",\"created_at\":", event.created_at);
-  raw(",\"attempt\":", {first, static_cast<size_t>(digits + sizeof digits - first)}, {});
+  raw(",\"attempt\":", {first, static_cast<size_t>(digits + sizeof digits - first)});
   out.append(std::string_view("}"));
 }
 

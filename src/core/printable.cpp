@@ -30,19 +30,25 @@ bool is_control(uint32_t c) {
 
 }  // namespace
 
-std::string printable(std::string_view text, size_t max_bytes) {
-  std::string out;
+size_t printable(std::string_view text, char *out, size_t max_bytes) noexcept {
+  size_t used = 0;
   while (!text.empty()) {
     uint32_t character = 0;
     const size_t size = sequence(text, &character);
     const bool blank = size > 0 && (is_control(character) || character == ' ');
     const std::string_view shown = size == 0 ? "?" : blank ? " " : text.substr(0, size);
     text.remove_prefix(size == 0 ? 1 : size);
-    if (blank && (out.empty() || out.back() == ' ')) continue;
-    if (out.size() + shown.size() > max_bytes) break;
-    out += shown;
+    if (blank && (used == 0 || out[used - 1] == ' ')) continue;
+    if (used + shown.size() > max_bytes) break;
+    used += shown.copy(out + used, shown.size());
   }
-  while (!out.empty() && out.back() == ' ') out.pop_back();
+  while (used > 0 && out[used - 1] == ' ') --used;
+  return used;
+}
+
+std::string printable(std::string_view text, size_t max_bytes) {
+  std::string out(max_bytes, '\0');
+  out.resize(printable(text, out.data(), max_bytes));
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include "outbox/options.hpp"
 #include "pg/fault_point.hpp"
 #include "pg/guard.hpp"
+#include "pg/text.hpp"
 
 #include "pg/server.hpp"
 
@@ -19,6 +20,7 @@ namespace {
 // Other destinations of the worker wait meanwhile.
 constexpr int64 kMaxRunUs = 500 * 1000;
 constexpr int64 kSecondUs = 1000 * 1000;
+constexpr size_t kMaxMessageBytes = 240;
 
 // --- what is to be called
 // ------------------------------------------------------------------------------------------
@@ -231,11 +233,16 @@ Caught call_handler(const Handler &handler, const Event &event) {
 // --- a batch
 // -------------------------------------------------------------------------------------------------------
 
+const char *shown(const char *message) {
+  char text[kMaxMessageBytes + 1];
+  pg::copy_message(text, message);
+  return pstrdup(text);
+}
+
 const char *reason_of(const Caught &caught) {
   if (!caught.error) return "53200: out of memory";
-  const char *message = caught.error->message ? caught.error->message : "";
-  const int length = pg_mbcliplen(message, static_cast<int>(strlen(message)), 240);
-  return psprintf("%s: %.*s", unpack_sql_state(caught.error->sqlerrcode), length, message);
+  return psprintf("%s: %s", unpack_sql_state(caught.error->sqlerrcode),
+                  shown(caught.error->message ? caught.error->message : ""));
 }
 
 HandlerError kind_of(const Caught &caught) {
@@ -276,7 +283,7 @@ FunctionRun call_function(const Destination &destination, Batch *batch, const ch
 
   Handler handler{};
   if (failure) {
-    outcomes[0] = {Status::kFailedRetry, -1, failure};
+    outcomes[0] = {Status::kFailedRetry, -1, shown(failure)};
   } else {
     run.reason = find_handler(destination, &handler);
   }

@@ -1,7 +1,10 @@
 // Looking into the server's text.
 #pragma once
 
+#include <algorithm>
 #include <string_view>
+
+#include "core/printable.hpp"
 
 #include "pg/server.hpp"
 
@@ -16,6 +19,28 @@ inline std::string_view bytes_of(const text *value) {
 inline std::string_view to_utf8(std::string_view text) {
   const char *converted = pg_server_to_any(text.data(), static_cast<int>(text.size()), PG_UTF8);
   return converted == text.data() ? text : std::string_view(converted);
+}
+
+// Makes the message of an error fit to be stored and shown: valid in the encoding of the database, which
+// nobody has seen to when a function raises it, on one line, and cut between characters. Never raises.
+template <size_t N>
+void copy_message(char (&to)[N], const char *message) noexcept {
+  const int encoding = GetDatabaseEncoding();
+  const size_t size = strlen(message);
+  if (encoding == PG_UTF8) {
+    to[printable({message, size}, to, N - 1)] = '\0';
+    return;
+  }
+  const bool readable =
+      encoding != PG_SQL_ASCII && pg_verify_mbstr(encoding, message, static_cast<int>(size), true);
+  const size_t kept = readable ? static_cast<size_t>(pg_mbcliplen(message, static_cast<int>(size), N - 1))
+                               : std::min(size, N - 1);
+  // Encodings of databases keep ASCII bytes out of longer characters.
+  std::transform(message, message + kept, to, [&](char c) {
+    const auto byte = static_cast<unsigned char>(c);
+    return byte < 0x20 || byte == 0x7f ? ' ' : byte < 0x80 || readable ? c : '?';
+  });
+  to[kept] = '\0';
 }
 
 // Copies into an array, cut short at a whole character if need be. (Not strlcpy: it cuts anywhere, and

@@ -2,8 +2,10 @@
 
 #include <cstdio>
 #include <map>
+#include <string>
 
 #include "pg/guard.hpp"
+#include "pg/text.hpp"
 #include "runtime/lane.hpp"
 #include "runtime/worker_slot.hpp"
 
@@ -37,8 +39,10 @@ void log_line(const char *format, ...) noexcept {
   va_start(args, format);
   (void)vsnprintf(text, sizeof text, format, args);
   va_end(args);
+  char line[sizeof text];
+  pg::copy_message(line, text);
   try {
-    pg::call([&] { pg::log("retrysafe: %s", text); });
+    pg::call([&] { pg::log("retrysafe: %s", line); });
   } catch (...) {
     // A line is lost, nothing else.
   }
@@ -46,9 +50,7 @@ void log_line(const char *format, ...) noexcept {
 
 void note_unreachable(int32 destination, const char *name, const char *reason) noexcept {
   try {
-    char error[256];
-    (void)snprintf(error, sizeof error, "%.60s: %.180s", name, reason ? reason : "unreachable");
-    show_error(error);
+    show_error(std::string(name).append(": ").append(reason ? reason : "unreachable").c_str());
     Seen &s = seen()[destination];
     if (s.unreachable) return;
     const Milliseconds now = now_ms();

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "core/event_source.hpp"
+#include "core/printable.hpp"
 #include "pg/text.hpp"
 
 #include "pg/server.hpp"
@@ -97,12 +98,13 @@ retrysafe_event *make_envelopes(const outbox::Event *events, int32 count) {
 
 const char *text_of_sink(const char *utf8_text) {
   if (!utf8_text || *utf8_text == '\0') return nullptr;
-  const auto size = static_cast<int>(strlen(utf8_text));
-  if (GetDatabaseEncoding() == PG_UTF8 && pg_verify_mbstr(PG_UTF8, utf8_text, size, true)) return utf8_text;
-  char *ascii = pstrdup(utf8_text);
-  for (char *c = ascii; *c; ++c)
-    if (IS_HIGHBIT_SET(*c)) *c = '?';
-  return ascii;
+  const size_t size = strlen(utf8_text);
+  auto *text = static_cast<char *>(palloc(size + 1));
+  text[printable({utf8_text, size}, text, size)] = '\0';
+  if (GetDatabaseEncoding() != PG_UTF8)
+    for (char *c = text; *c; ++c)
+      if (IS_HIGHBIT_SET(*c)) *c = '?';
+  return text;
 }
 
 }  // namespace retrysafe::runtime

@@ -12,7 +12,8 @@ namespace retrysafe::runtime {
 // Jumpable; needs a transaction.
 retrysafe_event *make_envelopes(const outbox::Event *events, int32 count);
 
-// Text of a sink as the server keeps it: valid in the server's encoding, palloc'd.
+// Text of a sink as it is stored and shown: valid in the encoding of the database, on one line, palloc'd.
+// Null for none.
 const char *text_of_sink(const char *utf8);
 
 }  // namespace retrysafe::runtime

@@ -335,10 +335,12 @@ void Lane::record(Milliseconds now, int timeout_ms) {
                     outcomes[i] = {status_of(result[i].status), microseconds(result[i].retry_after_ms),
                                    text_of_sink(result[i].reason.c_str())};
                   if (anything) outbox::record(*destination_, batch_, outcomes);
-                  if (away)
+                  if (away) {
+                    away_reason = text_of_sink(away_reason);
                     retry_at =
-                        outbox::record_unreachable(*destination_, claim_, text_of_sink(away_reason),
+                        outbox::record_unreachable(*destination_, claim_, away_reason,
                                                    microseconds(dispatcher_->unreachable_retry_after_ms()));
+                  }
                   RETRYSAFE_FAULT_POINT("record.before_commit");
                 },
                 timeout_ms);
@@ -411,7 +413,9 @@ void Lane::unreachable(const char *reason, Milliseconds now) {
   drop_batch();
   TimestampTz retry_at = 0;
   const auto error = pg::in_transaction("noting that a destination is unreachable:", name(), [&] {
-    retry_at = outbox::record_unreachable(*destination_, claim_, text_of_sink(reason), -1);
+    MemoryContextSwitchTo(batch_memory_);
+    reason = text_of_sink(reason);
+    retry_at = outbox::record_unreachable(*destination_, claim_, reason, -1);
   });
   if (error) return failed("note the state of", *error, now);
   note_unreachable(claim_.destination, name(), reason);

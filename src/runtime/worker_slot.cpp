@@ -74,9 +74,11 @@ void show_activity(Activity activity, int shards) {
 void show_error(const char *message) {
   if (!own) return;
   const TimestampTz now = GetCurrentTimestamp();
+  char shown[sizeof own->last_error];
+  pg::copy_message(shown, message);
   locked(LW_EXCLUSIVE, [&] {
     own->error_at = now;
-    pg::copy_text(own->last_error, message);
+    memcpy(own->last_error, shown, sizeof shown);
   });
 }
 

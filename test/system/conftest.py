@@ -192,8 +192,14 @@ def make_database(server, name=None, options=""):
 
 
 @pytest.fixture
-def db(server):
-    database = make_database(server)
+def db_options():
+    """What the command that creates `db` ends in; a test may give another."""
+    return ""
+
+
+@pytest.fixture
+def db(server, db_options):
+    database = make_database(server, options=db_options)
     yield database
     database.close()
     admin = server.connect()

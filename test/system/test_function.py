@@ -94,7 +94,7 @@ def test_nulls_and_order(db, clerk):
     create(clerk)
     db.sql("SELECT outbox_emit(NULL, 'null', 't', NULL)")
     settled(db, 1)
-    assert db.value("SELECT event->'payload' = 'null' AND event->'headers' = '{}' FROM app.effects")
+    assert db.sql("SELECT event->'payload', event->'headers' FROM app.effects") == [(None, {})]
     emit(db, *[(f"e{i:03}", {"i": i}, "k") for i in range(200)])
     settled(db, 201)
     assert effects(db)[1:] == [f"e{i:03}" for i in range(200)]

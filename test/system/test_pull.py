@@ -652,25 +652,6 @@ def test_many_failing_keys(db):
     assert db.sql("SELECT event_key, reason FROM outbox_parked WHERE state = 'dead'") == [("P-1", "bad")]
 
 
-# --- what events may look like ---
-
-
-def test_payloads_and_keys_come_back_bit_for_bit(db):
-    """Case 22, for a pull client."""
-    create(db)
-    payloads = ['{}', 'null', '"😀 é"', '{"a": [1, 1.50, 9007199254740993]}', '"\\\\u0000"', '"\\u0001"', None]
-    for n, payload in enumerate(payloads):
-        db.sql("SELECT outbox_emit(NULL, %s, 't', %s, NULL, '{\"h\": \"v\"}')", f"p{n}", payload)
-    keys = ["x", "y" * 255, "line\r\nfeed", "quote'\"\\", "%_*", "ключ"]
-    emit(db, *keys, ordering_key="it's \"a\" key\n")
-    client = Client(db)
-    rows = run(client.connection, "SELECT event_key, payload::text, headers::text, ordering_key FROM outbox_fetch('d')")
-    stored = db.sql("SELECT event_key, payload::text, headers::text, ordering_key FROM outbox_log ORDER BY id")
-    assert rows == stored
-    assert rows[1][1] == "null" and rows[6][1] is None and rows[0][2] == '{"h": "v"}'
-    assert [row[0] for row in rows[len(payloads):]] == keys
-
-
 def test_event_ids_are_those_of_the_view(db):
     create(db)
     emit(db, "a", "b")

@@ -27,10 +27,13 @@ TEST(EventJsonTest, HasAllMembers) {
             R"("headers":{"h": "v"},"created_at":"2026-01-02T03:04:05.000006Z","attempt":12})");
 }
 
-TEST(EventJsonTest, WhatIsAbsentIsNullAndHeadersAreAlwaysAnObject) {
+TEST(EventJsonTest, WhatIsAbsentIsNullButPayloadsHaveNoMemberAndHeadersAreAlwaysAnObject) {
   EXPECT_EQ(json({.id = "i", .type = "t", .event_key = "k", .scope = "s", .created_at = "c", .attempt = 1}),
-            R"({"id":"i","type":"t","key":"k","scope":"s","ordering_key":null,"payload":null,"headers":{},)"
+            R"({"id":"i","type":"t","key":"k","scope":"s","ordering_key":null,"headers":{},)"
             R"("created_at":"c","attempt":1})");
+  EXPECT_EQ(json({.id = "i", .payload = "null"}),
+            R"({"id":"i","type":null,"key":null,"scope":null,"ordering_key":null,"payload":null,"headers":{},)"
+            R"("created_at":null,"attempt":0})");
 }
 
 TEST(EventJsonTest, EscapesStrings) {

@@ -31,6 +31,14 @@ TEST(Printable, BrokenUtf8BecomesQuestionMarks) {
   EXPECT_EQ(printable("\xf4\x90\x80\x80", 100), "????") << "beyond Unicode";
 }
 
+TEST(Printable, FitsIntoGivenMemory) {
+  char out[5] = "####";
+  EXPECT_EQ(printable("ab\n\xe2\x82\xac", out, 4), 2u);
+  EXPECT_EQ(std::string_view(out, 2), "ab");
+  EXPECT_EQ(printable("\xff\xff\xff\xff\xff", out, 4), 4u);
+  EXPECT_STREQ(out, "????");
+}
+
 TEST(Printable, CutBetweenCharacters) {
   EXPECT_EQ(printable("ab\xe2\x82\xac", 4), "ab");
   EXPECT_EQ(printable("ab\xe2\x82\xac", 5), "ab\xe2\x82\xac");

@@ -1,0 +1,626 @@
+"""Odd payloads, odd keys and far sides that answer with rubbish (case 22), the same for every kind of destination.
+
+One table of values, and one place for each kind where everything ends up that the kind carries of an event. What is
+emitted is refused at once, with an error that the reference lists, or arrives bit for bit.
+"""
+import collections
+import json
+import socket
+import threading
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import psycopg2
+import pytest
+
+from conftest import TOP, eventually, make_database, run
+from null_destination import worker_pids
+from receiver import Answer, Raw, Receiver
+
+TYPE = "odd %_*?\\ \"type\" é 😀"
+HEADERS = {"h-1": "é 😀 %41 \"'\\", "empty": ""}
+
+
+@dataclass
+class Value:
+    """An event to emit. `stored` is the payload's text once it is jsonb, where it differs from what is written here;
+    `error` the SQLSTATE with which the emit is refused."""
+    about: str
+    key: str = None
+    payload: str = "{}"
+    stored: str = None
+    error: str = None
+
+    def __post_init__(self):
+        # One that must not be delivered would show up under its key.
+        self.key = self.about if self.key is None else self.key
+        self.stored = self.payload if self.stored is None else self.stored
+
+
+VALUES = [
+    # -- payloads --
+    Value("empty object", payload="{}"),
+    Value("SQL null", payload=None),
+    Value("JSON null", payload="null"),
+    Value("null in an object", payload='{"payload": null}'),
+    Value("four-byte emoji", payload='{"😀": "😀 👩\u200d👩"}'),
+    Value("escaped emoji", payload='"\\ud83d\\ude00"', stored='"😀"'),
+    Value("first and last of four bytes", payload='"\U00010000\U0010ffff"'),
+    Value("controls", payload='"\\u0001\\b\\t\\n\\f\\r\\u001b[31m\\u001f\x7f\x85"'),
+    Value("text that looks like an escape", payload='"\\\\u0000 \\\\ud83d"'),
+    Value("line separators, a byte order mark and no characters", payload='"\u2028\u2029\ufeff\ufffe\uffff"'),
+    Value("composed and decomposed", payload='["\u00e9", "e\u0301"]'),
+    Value("numbers", payload='[1.50, 9007199254740993, -0.0, 1e3, 0.1e-5]',
+          stored='[1.50, 9007199254740993, 0.0, 1000, 0.000001]'),
+    Value("small ones", payload='[0, false, "", [], {}]'),
+    Value("zero", payload="0"), Value("false", payload="false"), Value("empty text", payload='""'),
+    Value("keys of an object", payload='{"": 1, "\\"": 2, "\\\\": 3, "\\r\\n": 4}'),
+    Value("quotes, markup and a statement", payload='"\'\\"</script>\'; DROP TABLE x; --"'),
+    Value("an envelope", payload='{"id": "1", "data": {"data": null}, "payload": {}, "specversion": "0"}'),
+    Value("more than one read", payload=json.dumps(["é😀" * 50_000], ensure_ascii=False)),
+    Value("escaped U+0000", payload='"\\u0000"', error="22P05"),
+    Value("escaped U+0000 in a name", payload='{"a\\u0000": 1}', error="22P05"),
+    Value("lone high surrogate", payload='"\\ud83d"', error="22P02"),
+    Value("lone high surrogate before text", payload='"\\ud83dx"', error="22P02"),
+    Value("lone low surrogate", payload='["\\ude00"]', error="22P02"),
+    Value("lone low surrogate in a name", payload='{"\\ude00": 1}', error="22P02"),
+    Value("surrogates in the wrong order", payload='"\\ude00\\ud83d"', error="22P02"),
+    Value("two high surrogates", payload='"\\ud83d\\ud83d"', error="22P02"),
+    Value("no payload at all", payload="", error="22P02"),
+    # -- event keys --
+    Value("no bytes", "", error="RS101"),
+    Value("one byte", "k"),
+    Value("another case", "K"),
+    Value("blank behind", "k "), Value("blank before", " k"), Value("blank", " "),
+    Value("255 bytes", "x" * 255),
+    Value("256 bytes", "x" * 256, error="RS101"),
+    Value("255 bytes in 128 characters", "é" * 127 + "x"),
+    Value("256 bytes in 128 characters", "é" * 128, error="RS101"),
+    Value("255 bytes that end in an emoji", "x" * 251 + "😀"),
+    Value("256 bytes that end in an emoji", "x" * 252 + "😀", error="RS101"),
+    Value("a second header", "a\r\nX-Evil: 1"), Value("an end of the head", "\r\n\r\nHTTP/1.1 200 OK\r\n\r\n"),
+    Value("line ends", "\n"), Value("quotes", "'\"`$$"), Value("two quotes", "''"), Value("parameter", "$1 %s :x"),
+    Value("per cent", "%"), Value("underscore", "_"), Value("asterisk", "*"), Value("backslash", "\\"),
+    Value("all of them", "%_*?\\[a-z]"), Value("encoded", "%0d%0a%00%25"), Value("statement", "'; DROP TABLE x; --"),
+    Value("emoji", "😀"), Value("composed", "\u00e9"), Value("decomposed", "e\u0301"),
+    Value("right to left", "\u202eabc"),
+    Value("control characters", "\x01\x1b[31m\x7f\x85"), Value("another script", "ключ"), Value("null", "null"),
+]
+ACCEPTED = {value.key: value for value in VALUES if value.error is None}
+assert len({value.key for value in VALUES}) == len(VALUES)
+
+
+@dataclass
+class Arrived:
+    """An event as it arrived. `fields` is everything that the kind says about it but payload and key, compared as a
+    whole with what the kind expects."""
+    key: str
+    payload: str
+    fields: dict = field(repr=False)
+
+
+def encoded(value):
+    """A header value of CloudEvents, and a segment of a source."""
+    return quote(value, safe="!#$&'()*+,-./:;<=>?@[\\]^_`{|}~")
+
+
+def members(text):
+    """The members of a JSON object, each as the text that was there."""
+    decoder, found = json.JSONDecoder(), {}
+    assert text[0] == "{" and text[-1] == "}"
+    at = 1
+    while at < len(text) - 1:
+        name, at = decoder.raw_decode(text, at)
+        assert text[at] == ":" and name not in found
+        begin = at + 1
+        _, at = decoder.raw_decode(text, begin)
+        found[name] = text[begin:at]
+        assert text[at] in ",}"
+        at += 1
+    assert at == len(text)
+    return found
+
+
+class Kind:
+    """A destination of a kind, and what arrived at it."""
+
+    def __init__(self, db):
+        self.db = db
+
+    def create(self, kind, options):
+        self.db.sql("SELECT outbox_create_destination('d', %s, %s, backoff => '20 ms', backoff_max => '100 ms')", kind,
+                    json.dumps(options))
+
+    def close(self):
+        pass
+
+    def event(self, key):
+        """What is the same for all kinds."""
+        event_id, time = self.db.sql(
+            """SELECT event_id::text, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+                 FROM outbox_events WHERE event_key = %s""", key)[0]
+        return {"id": event_id, "time": time, "scope": key, "ordering_key": key,
+                "source": f"retrysafe/{self.db.name}/{quote(key, safe='')}"}
+
+    def expected(self, value):
+        raise NotImplementedError
+
+    def arrived(self):
+        raise NotImplementedError
+
+
+class Http(Kind):
+    mode = None
+
+    def __init__(self, db):
+        super().__init__(db)
+        self.receiver = Receiver()
+        self.create("http", {"url": self.receiver.url, "mode": self.mode})
+
+    def close(self):
+        self.receiver.stop()
+
+    def attributes(self, value):
+        event = self.event(value.key)
+        return {"specversion": "1.0", "id": event["id"], "source": event["source"], "type": TYPE, "time": event["time"],
+                "partitionkey": value.key, "eventkey": value.key, "scope": value.key, "h1": HEADERS["h-1"], "empty": ""}
+
+    def headers(self, request):
+        """All of them, but those whose value is the clock's and the client's own business."""
+        found = collections.Counter(name.lower() for name, _ in request.headers)
+        assert set(found.values()) == {1}
+        return {name.lower(): value for name, value in request.headers
+                if name.lower() not in ("host", "user-agent", "accept", "webhook-timestamp")}
+
+
+class HttpBinary(Http):
+    mode = "binary"
+
+    def expected(self, value):
+        body = value.stored and value.stored.encode()
+        headers = {f"ce-{name}": encoded(text) for name, text in self.attributes(value).items()}
+        headers |= {"webhook-id": headers["ce-id"], "content-length": str(len(body or b""))}
+        return headers | ({} if body is None else {"content-type": "application/json"})
+
+    def arrived(self):
+        for request in self.receiver.requests:
+            headers = self.headers(request)
+            key = next((value.key for value in VALUES if encoded(value.key) == headers["ce-eventkey"]), None)
+            has_payload = "content-type" in headers
+            assert has_payload or request.body == b""
+            yield Arrived(key, request.body.decode() if has_payload else None, headers)
+
+
+class HttpStructured(Http):
+    mode = "structured"
+
+    def expected(self, value):
+        attributes = self.attributes(value)
+        if value.stored is not None:
+            attributes |= {"datacontenttype": "application/json", "data": json.loads(value.stored)}
+        return attributes
+
+    def arrived(self):
+        for request in self.receiver.requests:
+            text = request.body.decode()
+            headers = self.headers(request)
+            envelope = json.loads(text)
+            assert headers == {"content-type": "application/cloudevents+json; charset=utf-8",
+                               "content-length": str(len(request.body)), "webhook-id": envelope["id"]}
+            yield Arrived(envelope["eventkey"], members(text).get("data"), envelope)
+
+
+def handler_object(kind, value):
+    """What functions get, but for the payload."""
+    event = kind.event(value.key)
+    return {"id": event["id"], "type": TYPE, "key": value.key, "scope": value.key, "ordering_key": value.key,
+            "headers": HEADERS, "created_at": event["time"], "attempt": 1}
+
+
+HANDLER = """CREATE TABLE public.effects (event jsonb);
+    CREATE FUNCTION public.handle(event jsonb) RETURNS void LANGUAGE sql
+    AS 'INSERT INTO public.effects VALUES (event)'"""
+# The operator -> gives SQL null where there is no member, and null where the member is null.
+EFFECTS = "SELECT event->>'key', (event->'payload')::text, event - 'payload' FROM public.effects"
+
+
+class Postgres(Kind):
+    """Both the inbox table and the function over there."""
+
+    def __init__(self, db):
+        super().__init__(db)
+        self.far = make_database(db.server)
+        self.far.sql("""CREATE TABLE public.retrysafe_inbox (event_id uuid PRIMARY KEY, event_type text, source text,
+            event_key text, scope text, ordering_key text, payload text, headers text, created_at timestamptz)""")
+        self.far.sql(HANDLER)
+        self.create("postgres", {"host": "127.0.0.1", "port": db.server.port, "dbname": self.far.name,
+                                 "user": "postgres", "function": "public.handle"})
+
+    def close(self):
+        admin = self.db.server.connect()
+        run(admin, f'DROP DATABASE "{self.far.name}" WITH (FORCE)')
+        admin.close()
+
+    def expected(self, value):
+        event = self.event(value.key)
+        return {"function": handler_object(self, value),
+                "row": (event["id"], TYPE, event["source"], value.key, value.key, value.stored, HEADERS, event["time"])}
+
+    def arrived(self):
+        called = {key: (payload, rest) for key, payload, rest in self.far.sql(EFFECTS)}
+        for *row, time in self.far.sql(
+                """SELECT event_id::text, event_type, source, event_key, scope, ordering_key, payload, headers::jsonb,
+                          to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+                     FROM public.retrysafe_inbox"""):
+            key = row.pop(3)
+            payload, rest = called.pop(key)
+            yield Arrived(key, payload, {"function": rest, "row": (*row, time)})
+        assert called == {}
+
+
+class Function(Kind):
+    def __init__(self, db):
+        super().__init__(db)
+        db.sql(HANDLER)
+        self.create("function", {"function": "public.handle"})
+
+    def expected(self, value):
+        return handler_object(self, value)
+
+    def arrived(self):
+        return [Arrived(*row) for row in self.db.sql(EFFECTS)]
+
+
+class Pull(Kind):
+    def __init__(self, db):
+        super().__init__(db)
+        self.create("pull", {})
+        self.fetched = []
+
+    def expected(self, value):
+        event = self.event(value.key)
+        return {"event_id": event["id"], "attempt": 1, "event_type": TYPE, "scope": value.key,
+                "ordering_key": value.key, "idempotency_key": None, "headers": HEADERS, "created_at": event["time"]}
+
+    def arrived(self):
+        """Fetches what is there, too."""
+        session = self.db.connect()
+        with session.cursor() as cursor:
+            cursor.execute("""SELECT batch, event_id::text, attempt, event_type, event_key, scope, ordering_key,
+                idempotency_key, payload::text, headers, to_char(created_at AT TIME ZONE 'UTC',
+                'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') AS created_at FROM outbox_fetch('d')""")
+            rows = [dict(zip([c.name for c in cursor.description], row)) for row in cursor]
+        if rows:
+            assert run(session, "SELECT count(*) FROM outbox_ack(%s)", rows[0]["batch"]) == [(1,)]
+        session.close()
+        for row in rows:
+            del row["batch"]
+            self.fetched.append(Arrived(row.pop("event_key"), row.pop("payload"), row))
+        return self.fetched
+
+
+KINDS = {"http binary": HttpBinary, "http structured": HttpStructured, "postgres": Postgres, "function": Function,
+         "pull": Pull}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request, db):
+    one = KINDS[request.param](db)
+    yield one
+    if request.param != "pull":
+        db.sql("SELECT outbox_drop_destination('d')")
+    one.close()
+
+
+def emit(db, value):
+    """The key of an accepted value is also the ordering key and the scope."""
+    same = value.key if value.error is None else None
+    return db.value("SELECT outbox_emit(NULL, %s, %s, %s, %s, %s, scope => %s)", value.key, TYPE, value.payload, same,
+                    json.dumps(HEADERS), same or "")
+
+
+def documented_codes():
+    """SQLSTATEs that the reference tells of."""
+    lines = (TOP / "docs/reference.md").read_text().splitlines()
+    first_cells = [line.split("|")[1] for line in lines if line.startswith("| ") and line.count("|") >= 4]
+    return {code for cell in first_cells for code in cell.replace(",", " ").split() if len(code) == 5}
+
+
+def test_a_value_is_refused_or_arrives_bit_for_bit(kind):
+    db = kind.db
+    known = documented_codes()
+    positions = {}
+    for value in VALUES:
+        if value.error is None:
+            positions[value.key] = emit(db, value)
+            continue
+        with pytest.raises(psycopg2.Error) as refused:
+            emit(db, value)
+        assert (refused.value.pgcode, value.error in known) == (value.error, True), value.about
+    # Each key is one of its own, and none is a pattern that another one matches.
+    assert [emit(db, value) for value in ACCEPTED.values()] == list(positions.values())
+    assert len(set(positions.values())) == len(ACCEPTED)
+    seen = []
+
+    def all_there():
+        seen[:] = kind.arrived()
+        return len(seen) >= len(ACCEPTED)
+
+    eventually(all_there, message="not everything arrived")
+    eventually(lambda: db.sql("SELECT state, delivered, backlog, dead FROM outbox_status") ==
+               [("idle", len(ACCEPTED), 0, 0)])
+    seen = list(kind.arrived())
+    assert sorted(a.key for a in seen) == sorted(ACCEPTED)
+    for a in seen:
+        value = ACCEPTED[a.key]
+        assert (a.payload, a.fields) == (value.stored, kind.expected(value)), value.about
+
+
+def test_no_key_is_a_pattern(db):
+    """The way back of dead letters, one ordering key at a time."""
+    with Receiver() as receiver:
+        receiver.behave(422)
+        db.sql("SELECT outbox_create_destination('d', 'http', %s)", json.dumps({"url": receiver.url}))
+        keys = [value.key for value in ACCEPTED.values() if value.payload == "{}"]
+        for key in keys:
+            emit(db, ACCEPTED[key])
+        eventually(lambda: db.value("SELECT dead FROM outbox_status") == len(keys))
+        assert sorted(db.sql("SELECT event_key, ordering_key, scope FROM outbox_dead_letters")) == sorted(
+            (key, key, key) for key in keys)
+        receiver.clear()
+        receiver.behave(204)
+        for number, key in enumerate(keys, 1):
+            assert db.value("SELECT outbox_retry('d', ordering_key => %s)", key) == 1
+            eventually(lambda: len(receiver.requests) == number)
+            assert receiver.requests[-1].header("ce-eventkey") == encoded(key)
+
+
+# -- far sides that answer with rubbish --
+
+RUBBISH = b"a\xff\xfe\xc3(\xed\xa0\x80\xf0\x9f\r\n\x1b[31m\x7f \xc2\x85b " + "é".encode() * 300
+
+
+def shown(db):
+    """What operators are shown, byte by byte: in the encoding of the database, on one line, and short."""
+    texts = []
+    for query in ("SELECT last_error FROM outbox_status", "SELECT reason FROM outbox_dead_letters",
+                  "SELECT reason FROM outbox_parked",
+                  "SELECT last_error FROM outbox_workers WHERE database = current_database()"):
+        texts += [bytes(text) for (text,) in db.sql(f"SELECT textsend(t) FROM ({query}) AS x (t) WHERE t IS NOT NULL")]
+    for text in texts:
+        decoded = text.decode()
+        assert decoded.isprintable() and len(text) <= 300, text
+    return [text.decode() for text in texts]
+
+
+@pytest.fixture
+def healthy(db):
+    """Another destination of the same worker. It is checked at the end that it went on, and that the worker lived."""
+    with Receiver() as receiver:
+        db.sql("SELECT outbox_create_destination('healthy', 'http', %s, event_types => '{healthy}')",
+               json.dumps({"url": receiver.url}))
+        pid = eventually(lambda: worker_pids(db))
+        number = 0
+
+        def check():
+            nonlocal number
+            number += 1
+            db.sql("SELECT outbox_emit(NULL, %s, 'healthy', NULL)", f"healthy-{number}")
+            eventually(lambda: len(receiver.requests) == number, message="another destination was held up")
+            assert worker_pids(db) == pid, "the worker was stopped"
+
+        yield check
+        check()
+        logged = [line for line in db.server.log().splitlines() if "retrysafe: " in line]
+        assert not [line for line in logged if "\ufffd" in line or not line.isprintable()]
+
+
+def head(line=b"HTTP/1.1 200 OK", *more):
+    return Raw(b"\r\n".join([line, *more, b"Content-Length: 0", b"", b""]))
+
+
+# What becomes of an event whose request is answered like this: delivered, dead, or not yet.
+ANSWERS = {
+    "body": (Answer(200, body=b"\x00" + RUBBISH), "delivered"),
+    "header": (head(b"HTTP/1.1 200 OK", b"X-Junk: \xff\xfe\xc3\x1b", b"\xff\xfe: \xff"), "delivered"),
+    "NUL in a header": (head(b"HTTP/1.1 200 OK", b"X-Junk: a\x00b"), "not yet"),
+    "name with NUL": (head(b"HTTP/1.1 200 OK", b"X\x00Junk: x"), "not yet"),
+    "reason phrase": (head(b"HTTP/1.1 200 \xff\xfe\x1b\xc3"), "delivered"),
+    "NUL in the reason phrase": (head(b"HTTP/1.1 200 O\x00K"), None),
+    "length": (Raw(b"HTTP/1.1 200 OK\r\nContent-Length: \xff\x00\r\n\r\n"), None),
+    "refusal": (Answer(422, body=b"\x00" + RUBBISH), "dead"),
+    "redirect": (Answer(302, {"Location": "\xff\xfe\x1b"}), "dead"),
+    "failure": (Answer(500, body=b"\x00" + RUBBISH), "not yet"),
+    "overload": (Answer(503, {"Retry-After": "\xff\xfe"}, body=b"\x00" + RUBBISH), "not yet"),
+    **{f"overload, cut after {n} of three bytes": (Answer(503, body=b"x" * n + "€".encode() * 300), "not yet")
+       for n in range(3)},
+    "NUL in Retry-After": (Raw(b"HTTP/1.1 429 \xff\r\nRetry-After: \x00\xff\r\n\r\n" + RUBBISH), "not yet"),
+    "no HTTP": (Raw(b"\x00" + RUBBISH), "not yet"),
+    "no status": (Raw(b"HTTP/1.1 \xff\x00\r\n\r\n" + RUBBISH), "not yet"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_a_receiver_that_answers_with_rubbish(db, healthy, answer):
+    what, outcome = ANSWERS[answer]
+    with Receiver() as receiver:
+        receiver.behave(what)
+        db.sql("""SELECT outbox_create_destination('d', 'http', %s, event_types => '{t}', max_attempts => 1000,
+                  backoff => '20 ms', backoff_max => '50 ms')""", json.dumps({"url": receiver.url, "timeout": "2s"}))
+        db.sql("SELECT outbox_emit(NULL, 'first', 't', '{}', 'k')")
+
+        def became():
+            delivered, dead, failures, waiting = db.sql(
+                "SELECT delivered, dead, failures, parked_retry FROM outbox_status WHERE name = 'd'")[0]
+            return "delivered" if delivered else "dead" if dead else "not yet" if failures or waiting else None
+
+        found = eventually(became)
+        assert outcome in (found, None)
+        healthy()
+        texts = shown(db)
+        assert found == "delivered" or texts
+        receiver.behave(204)
+        db.sql("SELECT outbox_emit(NULL, 'second', 't', '{}', 'k')")
+        eventually(lambda: receiver.requests[-1].header("ce-eventkey") == "second")
+        keys = [request.header("ce-eventkey") for request in receiver.requests]
+        assert keys == ["first"] * (len(keys) - 1) + ["second"] and (found == "not yet" or len(keys) == 2)
+        eventually(lambda: db.value("SELECT delivered + dead FROM outbox_status WHERE name = 'd'") == 2)
+        shown(db)
+
+
+# Raises what the payload says, until somebody is calm.
+RUBBISH_HANDLER = """CREATE TABLE public.calm (yes boolean);
+    CREATE TABLE public.effects (serial bigint GENERATED ALWAYS AS IDENTITY, key text);
+    CREATE FUNCTION public.handle(event jsonb) RETURNS void LANGUAGE plpgsql AS $$
+    DECLARE
+      rubbish text := %(rubbish)s;
+    BEGIN
+      IF event->'payload' ? 'sqlstate' AND NOT EXISTS (SELECT FROM public.calm) THEN
+        RAISE WARNING '%%', rubbish;
+        RAISE EXCEPTION '%%', rubbish
+              USING ERRCODE = event->'payload'->>'sqlstate', DETAIL = rubbish, HINT = rubbish, COLUMN = rubbish;
+      END IF;
+      INSERT INTO public.effects (key) VALUES (event->>'key');
+    END $$"""
+ENCODINGS = {"UTF8": "", "SQL_ASCII": "ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0"}
+RAISED = {"mixed": RUBBISH, "no character at all": b"\xff" * 300, "cut character": b"ends early \xf0"}
+
+
+def rubbish_text(encoding, rubbish):
+    """In SQL_ASCII every byte but NUL is text. In UTF8 it takes damage, a library in C or a cast that only a superuser
+    can make; NUL gets into a text so as well."""
+    if encoding == "SQL_ASCII":
+        return f"convert_from('\\x{rubbish.hex()}', 'SQL_ASCII')"
+    return f"'\\x{(rubbish + bytes(1) + rubbish).hex()}'::bytea::text"
+
+
+def create_handler(database, encoding, rubbish):
+    if encoding == "UTF8":
+        database.sql("CREATE CAST (bytea AS text) WITHOUT FUNCTION")
+    run(database.connect(), RUBBISH_HANDLER % {"rubbish": rubbish_text(encoding, rubbish)})
+
+
+def create_function_destination(db):
+    db.sql("""SELECT outbox_create_destination('d', 'function', '{"function": "public.handle"}', event_types => '{t}',
+              max_attempts => 1000, backoff => '20 ms', backoff_max => '50 ms')""")
+
+
+def becomes_of_rubbish(db, far, healthy, payload, outcome, reason):
+    """Raised again and again, it is what the SQLSTATE makes it, and what comes after it arrives."""
+    emit = "SELECT outbox_emit(NULL, %s, 't', %s, 'k')"
+    db.sql(emit, "first", json.dumps(payload))
+
+    def became():
+        dead, waiting, failures = db.sql("SELECT dead, parked_retry, failures FROM outbox_status WHERE name = 'd'")[0]
+        return "dead" if dead else "retry" if waiting else "away" if failures else None
+
+    assert eventually(became) == outcome
+    healthy()
+    texts = shown(db)
+    assert texts and all(text.removeprefix("d: ").startswith(reason) for text in texts), texts
+    far.sql("INSERT INTO public.calm VALUES (true)")
+    db.sql(emit, "second", "{}")
+    keys = ["second"] if outcome == "dead" else ["first", "second"]
+    eventually(lambda: far.sql("SELECT key FROM public.effects ORDER BY serial") == [(key,) for key in keys])
+    eventually(lambda: db.sql("SELECT delivered, dead FROM outbox_status WHERE name = 'd'") ==
+               [(len(keys), 2 - len(keys))])
+    shown(db)
+
+
+@pytest.fixture
+def far(server, encoding):
+    database = make_database(server, options=ENCODINGS[encoding])
+    yield database
+    database.close()
+    admin = server.connect()
+    run(admin, f'DROP DATABASE "{database.name}" WITH (FORCE)')
+    admin.close()
+
+
+def errors(away, **outcomes):
+    """Every SQLSTATE with a bit of everything, and the other rubbish with one that is stored with the event and one
+    that is stored with the destination."""
+    return [("mixed", sqlstate, outcome) for sqlstate, outcome in outcomes.items()] + [
+        (rubbish, sqlstate, outcomes[sqlstate])
+        for rubbish in RAISED if rubbish != "mixed" for sqlstate in ("P0001", away)]
+
+
+# A connection that is lost has no reason but the far side's, and an undefined table may be the inbox: the sink looks.
+# What is no UTF-8 does not leave a server of SQL_ASCII: it raises 22021 in its place.
+@pytest.mark.parametrize("encoding, rubbish, sqlstate, outcome", [
+    *(("UTF8", *error) for error in errors("57P03", **{"P0001": "retry", "22023": "dead", "42P01": "retry",
+                                                       "57P03": "away", "53100": "away"})),
+    ("SQL_ASCII", "mixed", "P0001", "dead"), ("SQL_ASCII", "cut character", "57P03", "dead")])
+def test_a_server_that_answers_with_rubbish(db, far, healthy, encoding, rubbish, sqlstate, outcome):
+    far.sql("CREATE TABLE public.retrysafe_inbox (event_id uuid PRIMARY KEY)")
+    create_handler(far, encoding, RAISED[rubbish])
+    db.sql("""SELECT outbox_create_destination('d', 'postgres', %s, event_types => '{t}', max_attempts => 1000,
+              backoff => '20 ms', backoff_max => '50 ms')""",
+           json.dumps({"host": "127.0.0.1", "port": far.server.port, "dbname": far.name, "user": "postgres",
+                       "function": "public.handle"}))
+    reason = "22021: " if encoding == "SQL_ASCII" else f"{sqlstate}: "
+    becomes_of_rubbish(db, far, healthy, {"sqlstate": sqlstate}, outcome, reason)
+
+
+@pytest.mark.parametrize("rubbish, sqlstate, outcome",
+                         errors("53100", **{"P0001": "retry", "22023": "dead", "53100": "away"}))
+@pytest.mark.parametrize("encoding, db_options", ENCODINGS.items(), ids=ENCODINGS)
+def test_a_function_that_raises_rubbish(db, healthy, encoding, db_options, rubbish, sqlstate, outcome):
+    create_handler(db, encoding, RAISED[rubbish])
+    create_function_destination(db)
+    becomes_of_rubbish(db, db, healthy, {"sqlstate": sqlstate}, outcome, f"{sqlstate}: ")
+
+
+@pytest.mark.parametrize("encoding, db_options", ENCODINGS.items(), ids=ENCODINGS)
+def test_a_function_that_leaves_rubbish_for_the_commit(db, healthy, encoding, db_options):
+    """A key that is begun and not completed fails the transaction when it commits, with the key in the message."""
+    create_handler(db, encoding, RUBBISH[:30])
+    run(db.connect(), """CREATE FUNCTION public.forget() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+          IF NEW.key = 'first' AND NOT EXISTS (SELECT FROM public.calm) THEN
+            PERFORM retrysafe.idem_begin(%s, '\\x00'::bytea);
+          END IF;
+          RETURN NULL;
+        END $$;
+        CREATE TRIGGER forget AFTER INSERT ON public.effects FOR EACH ROW EXECUTE FUNCTION public.forget()"""
+        % rubbish_text(encoding, RUBBISH[:30]))
+    create_function_destination(db)
+    becomes_of_rubbish(db, db, healthy, {}, "retry", "idempotency key \"a")
+
+
+# What a server is greeted with that connects to something else.
+GREETINGS = {
+    "an error": b"E\x00\x00\x00\x20SFATAL\x00Mb\x00\xff\xfe\x01d" + bytes(15),
+    "an old error": b"Ebroken \xff\xfe\x1b[31m\r\n\x00",
+    "text": b"\x00" + RUBBISH,
+    "a length": b"R\xff\xff\xff\xff",
+}
+
+
+@pytest.mark.parametrize("greeting", GREETINGS)
+@pytest.mark.parametrize("encoding", ["UTF8"])
+def test_something_that_is_no_server(db, far, healthy, greeting, encoding):
+    far.sql("CREATE TABLE public.retrysafe_inbox (event_id uuid PRIMARY KEY, event_key text)")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        def greet():
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(GREETINGS[greeting])
+
+        threading.Thread(target=greet, daemon=True).start()
+        db.sql("""SELECT outbox_create_destination('d', 'postgres', %s, event_types => '{t}', backoff => '20 ms',
+                  backoff_max => '50 ms')""",
+               json.dumps({"host": "127.0.0.1", "port": listener.getsockname()[1], "dbname": far.name,
+                           "user": "postgres", "connect_timeout": "500ms"}))
+        db.sql("SELECT outbox_emit(NULL, 'first', 't', '{}')")
+        eventually(lambda: db.value("SELECT failures FROM outbox_status WHERE name = 'd'") > 2)
+        healthy()
+        assert shown(db)
+        db.sql("SELECT outbox_alter_destination('d', %s)", json.dumps({"port": far.server.port}))
+        eventually(lambda: far.sql("SELECT event_key FROM public.retrysafe_inbox") == [("first",)])
+        eventually(lambda: db.value("SELECT failures FROM outbox_status WHERE name = 'd'") == 0)
+        listener.shutdown(socket.SHUT_RDWR)
