@@ -15,7 +15,10 @@ void act_at_fault_point(const char *name) {
   if (action == "error")
     ereport(ERROR, (errcode(ERRCODE_INTERNAL_ERROR), errmsg("fault point \"%s\"", name)));
   if (action == "exit") proc_exit(1);
-  if (action == "kill") kill(MyProcPid, SIGKILL);
+  if (action == "kill") {
+    log("killed at fault point \"%s\"", name);  // so that it can be told from a crash
+    kill(MyProcPid, SIGKILL);
+  }
   if (action == "wait") {
     log("waiting at fault point \"%s\"", name);
     while (find_fault_point(name, &action) && action == "wait" && !ShutdownRequestPending)

@@ -1,8 +1,9 @@
 """A real server for the system tests.
 
-`server` is one throw-away cluster for the run (RETRYSAFE_TEST_CLUSTER names one that runs already); `db` is a fresh
-database with the extension for each test. Connections are psycopg2 over libpq.
+`server` is one throw-away cluster for the run; `db` is a fresh database with the extension for each test. Connections are
+psycopg2 over libpq. What holds after every test is in closing.py.
 """
+import contextlib
 import itertools
 import os
 import pathlib
@@ -17,23 +18,47 @@ import psycopg2
 import psycopg2.extensions
 import pytest
 
+pytest.register_assert_rewrite("closing")
+import closing  # noqa: E402
+
 TOP = pathlib.Path(__file__).resolve().parents[2]
 
 
 class Server:
     """A cluster in a folder of its own, started by scripts/cluster."""
 
+    started = set()
+    _looked_at = 0  # so much of the log
+
     def __init__(self, directory, *settings):
         self.directory = pathlib.Path(directory)
         subprocess.run([TOP / "scripts/cluster", "start", str(self.directory), *settings], check=True)
-        self._read_address()
+        self._has_started()
 
-    def _read_address(self):
+    def _has_started(self):
         lines = (self.directory / "data/postmaster.pid").read_text().splitlines()
         self.pid, self.port = int(lines[0]), int(lines[3])
+        self.started.add(self)
 
     def stop(self):
-        subprocess.run([TOP / "scripts/cluster", "stop", str(self.directory)], check=True)
+        """Ends the server and removes its folder."""
+        try:
+            self.end()
+        finally:
+            subprocess.run([TOP / "scripts/cluster", "stop", str(self.directory)], check=True)
+
+    def end(self):
+        """A fast stop: it shows crashes of processes that clean up at their end; an immediate one has none."""
+        self.started.discard(self)
+        if (self.directory / "data/postmaster.pid").exists():
+            self.pg_ctl("stop", "-m", "fast")
+        self.assert_no_crash()
+
+    def assert_no_crash(self):
+        """Looks at what the log has since the last time."""
+        log = self.log()
+        since, self._looked_at = self._looked_at, log.rfind("\n") + 1
+        assert closing.crashes(log, killed, since) == []
 
     def pg_ctl(self, *arguments):
         """pg_ctl as the ordinary user, e.g. pg_ctl('restart', '-m', 'immediate')."""
@@ -42,7 +67,7 @@ class Server:
             command = ["runuser", "-u", "postgres", "--", *command]
         subprocess.run([str(c) for c in command], check=True, stdout=subprocess.DEVNULL)
         if arguments[0] in ("start", "restart"):
-            self._read_address()
+            self._has_started()
 
     @staticmethod
     def bindir():
@@ -160,20 +185,40 @@ def eventually(condition, timeout=20, message="the condition did not come true")
         time.sleep(0.02)
 
 
+killed = set()
+
+
 def kill(pid, signal_number=signal.SIGKILL):
+    killed.add(pid)
     os.kill(pid, signal_number)
+
+
+@pytest.fixture(autouse=True)
+def no_crash():
+    yield
+    for running in list(Server.started):
+        running.assert_no_crash()
+
+
+@contextlib.contextmanager
+def cluster(*settings):
+    """A server for one test or one file, which it may restart and crash."""
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp"))
+    directory.chmod(0o755)
+    try:
+        own = Server(directory / "cluster", *settings)
+        try:
+            yield own
+        finally:
+            own.stop()
+    finally:
+        shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session")
 def server():
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp")) / "cluster"
-    os.chmod(directory.parent, 0o755)
-    cluster = Server(directory)
-    yield cluster
-    text = cluster.log()
-    cluster.stop()
-    shutil.rmtree(directory.parent)
-    assert "was terminated by signal 11" not in text and "was terminated by signal 6" not in text, "a backend crashed"
+    with cluster() as shared:
+        yield shared
 
 
 _numbers = itertools.count(1)

@@ -40,6 +40,10 @@ class NullDestination:
         """Event keys in the order of their delivery, copies included."""
         return [a.key for a in self.attempts(DELIVERED)]
 
+    def ids(self):
+        """Event ids of what was delivered, copies included."""
+        return [a.id for a in self.attempts(DELIVERED)]
+
     def status(self):
         connection = self.db.server.connect(self.db.name)
         try:

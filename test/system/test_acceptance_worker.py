@@ -13,10 +13,10 @@ from urllib.parse import unquote
 import psycopg2
 import pytest
 
-from conftest import eventually, kill, make_database, run
+from conftest import cluster, eventually, kill, make_database, run
 from null_destination import emit, worker_pids
 from receiver import Answer, Receiver
-from test_worker import can_connect, cluster, fault_of_the_next_worker
+from test_worker import can_connect, fault_of_the_next_worker
 
 
 @pytest.fixture(scope="module")

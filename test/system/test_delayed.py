@@ -1,15 +1,12 @@
 """Delayed events: every fetch first moves due ones into the log, whatever else goes on with them."""
-import pathlib
 import random
-import shutil
-import tempfile
 import threading
 import time
 
 import psycopg2
 import pytest
 
-from conftest import Pending, Server, eventually, run
+from conftest import Pending, cluster, eventually, run
 
 FETCH = "SELECT count(*) FROM outbox_fetch('{}')"
 
@@ -17,12 +14,8 @@ FETCH = "SELECT count(*) FROM outbox_fetch('{}')"
 @pytest.fixture(scope="module")
 def server():
     """Without workers: they would move due events too."""
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp"))
-    directory.chmod(0o755)
-    cluster = Server(directory / "cluster", "retrysafe.workers_per_database = 0")
-    yield cluster
-    cluster.stop()
-    shutil.rmtree(directory)
+    with cluster("retrysafe.workers_per_database = 0") as own:
+        yield own
 
 
 @pytest.fixture

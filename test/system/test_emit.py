@@ -3,15 +3,13 @@ import hashlib
 import pathlib
 import random
 import re
-import shutil
-import tempfile
 import threading
 import uuid
 
 import psycopg2
 import pytest
 
-from conftest import Pending, Server, make_database, run
+from conftest import Pending, cluster, make_database, run
 
 
 def emit(connection, event_key, payload="1", **options):
@@ -95,10 +93,7 @@ def test_trigger(db):
 
 
 def test_prepared_transaction_survives_a_restart():
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp"))
-    directory.chmod(0o755)
-    server = Server(directory / "cluster")
-    try:
+    with cluster() as server:
         db = make_database(server)
         c = db.connect()
         for event_key, name, options in (("committed", "good", {}), ("rolled back", "bad", {}),
@@ -126,9 +121,6 @@ def test_prepared_transaction_survives_a_restart():
         assert emit(c, "rolled back", "2") is not None
         waiting.close()
         db.close()
-    finally:
-        server.stop()
-        shutil.rmtree(directory)
 
 
 def test_many_events_in_one_transaction(db):

@@ -370,7 +370,7 @@ class Copy(Server):
         self.pg_ctl("start")
 
     def stop(self):
-        self.pg_ctl("stop", "-m", "immediate")
+        self.end()
 
 
 @pytest.fixture

@@ -2,17 +2,15 @@
 import hashlib
 import itertools
 import os
-import pathlib
 import random
 import shutil
 import subprocess
-import tempfile
 import time
 
 import psycopg2
 import pytest
 
-from conftest import Database, Pending, Server, eventually, make_database, run
+from conftest import Database, Pending, Server, cluster, eventually, make_database, run
 from payments import (begin, complete, error_of, in_threads, insert_order, make_orders, orders, pay,
                       pay_in_new_session)
 
@@ -744,12 +742,8 @@ def test_inbox_bulk_consumers_do_not_deadlock(shop):
 
 @pytest.fixture
 def own_server():
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp"))
-    os.chmod(directory, 0o755)
-    server = Server(directory / "cluster")
-    yield server
-    server.stop()
-    shutil.rmtree(directory)
+    with cluster() as own:
+        yield own
 
 
 @pytest.mark.parametrize("end", ["COMMIT PREPARED", "ROLLBACK PREPARED"])
@@ -822,7 +816,7 @@ class Standby(Server):
         subprocess.run(prefix + [str(c) for c in command], check=True)
 
     def stop(self):
-        self.pg_ctl("stop", "-m", "immediate")
+        self.end()
 
 
 def test_case_13_standby(own_server):

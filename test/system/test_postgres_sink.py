@@ -1,12 +1,9 @@
 """The destination kind "postgres", its module driven alone: the far side is another database."""
 import json
 import os
-import pathlib
 import select
-import shutil
 import socket
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -14,7 +11,7 @@ import uuid
 import psycopg2
 import pytest
 
-from conftest import TOP, Server, eventually, make_database, run
+from conftest import TOP, cluster, eventually, make_database, run
 
 sys.path.insert(0, str(TOP / "test/sinks"))
 import sink as interface  # noqa: E402
@@ -535,10 +532,7 @@ def test_something_that_is_no_server(far, sinks, greeting, reason):
 
 def test_a_server_that_goes_down_and_comes_back(server, sinks):
     """Nothing is lost and nothing has two effects, with a crash in the middle."""
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-far-", dir="/tmp")) / "cluster"
-    os.chmod(directory.parent, 0o755)
-    second = Server(directory)
-    try:
+    with cluster() as second:
         far = make_database(second)
         far.sql(INBOX)
         far.sql(HANDLER)
@@ -562,9 +556,6 @@ def test_a_server_that_goes_down_and_comes_back(server, sinks):
             rounds += 1
         assert effects(far) == [f"e{i}" for i in range(600)]
         assert rounds > 12 or unreachable == 0
-    finally:
-        second.stop()
-        shutil.rmtree(directory.parent)
 
 
 # --- with the worker -------------------------------------------------------------------------------------------------

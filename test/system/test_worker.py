@@ -2,31 +2,15 @@
 import contextlib
 import json
 import pathlib
-import shutil
 import signal
-import tempfile
 import time
 
 import psycopg2
 import pytest
 
-from conftest import Pending, Server, eventually, kill, make_database, run
+from conftest import Pending, cluster, eventually, kill, make_database, run
 from null_destination import DELIVERED, RETRY, UNREACHABLE, NullDestination, emit, register, worker_pids
 from receiver import Hang, Receiver
-
-
-@contextlib.contextmanager
-def cluster(*settings):
-    directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp"))
-    directory.chmod(0o755)
-    server = Server(directory / "cluster", *settings)
-    try:
-        yield server
-        text = server.log()
-        assert "signal 11" not in text and "signal 6" not in text, "a process crashed"
-    finally:
-        server.stop()
-        shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ my $file = add_destination($node, 'd');
 emit($node, 'e1');
 ok(defined delivered_within($file, 10, 'e1'), 'a first event');
 
-kill 'KILL', worker_pid($node);
+kill_process(worker_pid($node));
 $node->poll_query_until('postgres', 'SELECT true');
 emit($node, 'e2');
 ok(defined delivered_within($file, 10, qw(e1 e2)), 'after SIGKILL of the worker');
@@ -32,7 +32,7 @@ $node->poll_query_until('postgres',
 	q(SELECT count(*) = 1 FROM pg_stat_activity WHERE query LIKE '%pg_sleep(600)%' AND pid <> pg_backend_pid()));
 my $victim = $node->safe_psql('postgres',
 	q(SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(600)%' AND pid <> pg_backend_pid()));
-kill 'KILL', $victim;
+kill_process($victim);
 $handle->finish;
 $node->poll_query_until('postgres', 'SELECT true');
 emit($node, 'e3');
@@ -61,5 +61,8 @@ $node->stop('immediate');
 $node->start;
 emit($node, 'e5');
 ok(defined delivered_within($file, 10, qw(e1 e2 e3 e4 e5)), 'after an immediate stop');
+
+balance($node, 'd', $file);
+no_crash($node);
 
 done_testing();

@@ -36,4 +36,8 @@ $began = time;
 $node->stop('fast');
 cmp_ok(time - $began, '<', 10, 'fast shutdown without the synchronous standby');
 
+$node->start;
+balance($node, 'd', $file);
+no_crash($node);
+
 done_testing();

@@ -42,4 +42,7 @@ like($line, qr/ \Q$id\E /, 'with the id that the event had on the primary');
 emit($standby, 'e3');
 ok(defined delivered_within($file, 10, qw(e1 e2 e3)), 'and goes on');
 
+balance($standby, 'd', $file);
+no_crash($primary, $standby);
+
 done_testing();

@@ -12,7 +12,8 @@ use Test::More;
 use Time::HiRes qw(time sleep);
 
 our @EXPORT =
-  qw(retrysafe_node add_destination emit emit_in delivered delivered_within worker_pid tell forget_told);
+  qw(retrysafe_node add_destination emit emit_in delivered delivered_within worker_pid tell forget_told kill_process
+  balance no_crash);
 
 # A node that is initialised and configured, not started. `init` goes to init().
 sub retrysafe_node
@@ -105,6 +106,60 @@ sub worker_pid
 	my $query = q(SELECT pid FROM pg_stat_activity WHERE backend_type = 'retrysafe worker' AND datname = 'postgres');
 	$node->poll_query_until('postgres', "SELECT count(*) = 1 FROM ($query) AS w") or die 'no worker';
 	return $node->safe_psql('postgres', $query);
+}
+
+my %killed;
+
+sub kill_process
+{
+	my ($pid) = @_;
+	$killed{$pid} = 1;
+	kill 'KILL', $pid;
+}
+
+# Committed events = what the destination delivered to the file at least once + pending + dead-lettered, and nothing else
+# was delivered; as balance() in test/system/closing.py. May be given: the `database`, and an array of event keys that
+# are still `pending`.
+sub balance
+{
+	my ($node, $name, $file, %given) = @_;
+	my %arrived = map { my @part = split / /; $part[4] == 0 ? ($part[1] => 1) : () }
+	  -e $file ? split(/\n/, slurp_file($file)) : ();
+	my @rows = split /\n/, $node->safe_psql($given{database} // 'postgres', <<SQL);
+SELECT e.event_id,
+       CASE WHEN EXISTS (SELECT FROM retrysafe.outbox_dead_letters l WHERE l.destination = d.name AND l.id = e.id) THEN 'dead'
+            WHEN r.at IS NULL THEN 'unwanted' WHEN isfinite(r.at) THEN 'recorded' ELSE 'open' END,
+       e.event_key
+  FROM retrysafe.outbox_destinations d
+ CROSS JOIN retrysafe.outbox_events e
+ CROSS JOIN LATERAL retrysafe.outbox_recorded_at(d.destination, d.shards, d.event_types, e.id, e.txid, e.event_type,
+                                                 e.ordering_key) AS r (at)
+ WHERE d.name = '$name';
+SQL
+	my (@lost, @pending);
+	for (@rows)
+	{
+		my ($id, $fate, $key) = split /\|/, $_, 3;
+		next if delete $arrived{$id};
+		push @lost, $key if $fate eq 'recorded';
+		push @pending, $key if $fate eq 'open';
+	}
+	is(join(' ', @lost), '', "$name: what is recorded as delivered arrived");
+	is(join(' ', sort @pending), join(' ', sort @{ $given{pending} // [] }), "$name: what is pending");
+	is(join(' ', sort keys %arrived), '', "$name: only what was committed was delivered");
+}
+
+# Ends the nodes that still run by a fast stop. No process of theirs crashed, before and then.
+sub no_crash
+{
+	for my $node (@_)
+	{
+		$node->stop('fast') if defined $node->{_pid};
+		my @crashes = grep {
+			/PANIC:|TRAP:|terminate called/ || (/\(PID (\d+)\) was terminated by signal/ && !$killed{$1})
+		} split /\n/, slurp_file($node->logfile);
+		is(join("\n", @crashes), '', $node->name . ': no process crashed');
+	}
 }
 
 1;
