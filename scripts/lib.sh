@@ -22,6 +22,15 @@ project_files() {
     (cd "$top" && find . -path ./build -prune -o -path ./.git -prune -o -type f -printf '%P\n')
 }
 
+# A copy of the project in a folder of its own, or a newer state of it: what was built there stays, what is not in the
+# project any more goes.
+copy_project() {
+  mkdir -p "$1"
+  project_files | tar -C "$top" -c -T - | tar -C "$1" -x
+  comm -13 <(project_files | sort) <(cd "$1" && find src scripts -type f ! -name '*.[do]' ! -name 'retrysafe--*.sql' | sort) |
+    while IFS= read -r file; do rm "$1/$file"; done
+}
+
 # `make install` puts the extension here, and test servers load it from here: below build/ when the server's user can
 # read that, else (a clone in root's home) in a folder that only root can write.
 stage=$top/build/stage
@@ -48,6 +57,14 @@ staged_settings() {
     printf "extension_destdir = '%s'\n" "$stage" # Debian's own, before the server had such a setting
   fi
   printf "dynamic_library_path = '%s:%s'\n" "$stage$pg_libdir" "$pg_libdir"
+}
+
+# The PostgreSQL driver of Node.js, from its registry, for what runs only where Node.js is.
+node_driver() {
+  [ ! -d "$top/build/node/node_modules/pg" ] || return 0
+  command -v npm >/dev/null || return 1
+  mkdir -p "$top/build/node"
+  npm install --prefix "$top/build/node" --no-save --no-audit --no-fund pg@8 >"$top/build/node-driver.log" 2>&1 </dev/null
 }
 
 free_port() {

@@ -1,0 +1,17 @@
+"""The extension as users build it, with the test sink `null` beside it: in a copy of the project, since the project's
+own folder holds builds for tests."""
+import pathlib
+import subprocess
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+COPY = TOP / "build/bench/source"
+
+
+def build():
+    """Only what has changed since the last time."""
+    _bash(TOP, f". scripts/lib.sh; copy_project '{COPY}'")
+    _bash(COPY, ". scripts/lib.sh; build FAULT_POINTS= SINKS='http postgres null'")
+
+
+def _bash(folder, script):
+    subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=folder, check=True)

@@ -1,0 +1,50 @@
+"""What a benchmark hands over to the report."""
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Check:
+    """One condition of a goal: what was measured, and whether it is enough."""
+    text: str
+    met: bool
+
+
+@dataclass
+class Bars:
+    """A chart: one bar for each label, from the lowest to the highest round, at the median."""
+    title: str
+    unit: str
+    series: dict                                    # label: values of the rounds
+
+
+@dataclass
+class Lines:
+    """A chart of something that goes on over rounds."""
+    title: str
+    x: str
+    y: str
+    series: dict                                    # label: [(x, y)]
+
+
+@dataclass
+class Table:
+    title: str
+    header: list
+    rows: list
+    note: str = ""
+
+
+@dataclass
+class Result:
+    measured: list = field(default_factory=list)    # lines of text
+    checks: list = field(default_factory=list)
+    missing: list = field(default_factory=list)     # references that could not be measured, and why
+    settings: str = ""                              # of the server, beside those of every cluster
+    charts: list = field(default_factory=list)
+    tables: list = field(default_factory=list)
+
+    @property
+    def mark(self):
+        if not self.checks:
+            return "not measured"
+        return "pass" if all(check.met for check in self.checks) else "short"

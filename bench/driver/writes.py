@@ -1,0 +1,88 @@
+"""W1 and W2, new requests; W3, requests that were answered before."""
+from driver import footprint, subjects
+from driver.cluster import Cluster
+from driver.load import pgbench
+from driver.numbers import Ratio, median, rate
+from driver.results import Bars, Check, Result
+
+CLIENTS = 8
+SYNC_OFF = "off"
+
+
+def measure(run):
+    """{goal: Result}; `run` has what the command line asked for."""
+    results = {}
+    with Cluster(synchronous_commit=SYNC_OFF) as cluster:
+        present, missing = subjects.create_all(
+            cluster, (*subjects.OURS, subjects.HANDWRITTEN, subjects.BARE, subjects.PGQ))
+        if run.wants("W1", "W2"):
+            results.update(_new_requests(run, cluster, present))
+        if run.wants("W3"):
+            results["W3"] = _replays(run, cluster, [s for s in present if s != subjects.BARE])
+    for result in results.values():
+        result.settings = f"synchronous_commit = {SYNC_OFF}"
+        result.missing = missing
+    return results
+
+
+def _new_requests(run, cluster, present):
+    each = run.size(full=20_000, quick=3_000)
+    runs = {subject: [] for subject in present}
+
+    def requests(subject, each):
+        return pgbench(cluster, subject.name, subject.request(subjects.NEW), clients=CLIENTS, each=each, seed=run.seed())
+
+    # Pages that exist get their full image in WAL here, once after the checkpoint, and not in the rounds.
+    cluster.checkpoint()
+    for subject in present:
+        requests(subject, each // 2)
+    for round_number in run.rounds("W1 W2"):
+        _analyze(cluster, present)
+        for subject in run.turn(present, round_number):
+            runs[subject].append(requests(subject, each))
+
+    speed = {s: [r.rate for r in runs[s]] for s in present}
+    cpu = {s: [r.cpu / r.count * 1e6 for r in runs[s]] for s in present}
+    wal = {s: [r.wal / r.count for r in runs[s]] for s in present}
+    best = max(subjects.OURS, key=lambda s: median(speed[s]))
+    reference = subjects.HANDWRITTEN
+    faster, cheaper = Ratio(speed[best], speed[reference]), Ratio(cpu[best], cpu[reference])
+    less = Ratio(wal[best], wal[reference])
+    tables = [footprint.table(run, cluster, subject, requests) for subject in subjects.OURS]
+    return {
+        "W1": Result(
+            measured=[f"{s.label}: {rate(median(speed[s]))}, {median(cpu[s]):.0f} µs" for s in present],
+            checks=[Check(f"requests {faster}", faster.value >= 1.5), Check(f"CPU {cheaper}", cheaper.value <= 0.65)],
+            charts=[Bars("W1: requests per second", "1/s", {s.label: speed[s] for s in present}),
+                    Bars("W1: server CPU per request", "µs", {s.label: cpu[s] for s in present})],
+            tables=tables),
+        "W2": Result(
+            measured=[f"{s.label}: {median(wal[s]):,.0f} B" for s in present],
+            checks=[Check(str(less), less.value <= 0.7)],
+            charts=[Bars("W2: WAL per request", "bytes", {s.label: wal[s] for s in present})]),
+    }
+
+
+def _replays(run, cluster, present):
+    known = run.size(full=100_000, quick=8_000)
+    each = run.size(full=25_000, quick=5_000)
+    for subject in present:
+        script = subject.request(subjects.in_turn(known // CLIENTS))
+        pgbench(cluster, subject.name, script, clients=CLIENTS, each=known // CLIENTS, seed=run.seed())
+    speed = {subject: [] for subject in present}
+    for round_number in run.rounds("W3"):
+        _analyze(cluster, present)
+        for subject in run.turn(present, round_number):
+            script = subject.request(subjects.numbered(known))
+            speed[subject].append(pgbench(cluster, subject.name, script, clients=CLIENTS, each=each, seed=run.seed()).rate)
+    best = max(subjects.OURS, key=lambda s: median(speed[s]))
+    faster = Ratio(speed[best], speed[subjects.HANDWRITTEN])
+    return Result(
+        measured=[f"{s.label}: {rate(median(speed[s]))}" for s in present],
+        checks=[Check(str(faster), faster.value >= 1.5)],
+        charts=[Bars("W3: replays per second", "1/s", {s.label: speed[s] for s in present})])
+
+
+def _analyze(cluster, present):
+    for subject in present:
+        cluster.sql("ANALYZE", database=subject.name)

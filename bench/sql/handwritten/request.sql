@@ -1,0 +1,1 @@
+SELECT handwritten.place_order(@key@, @digest@, @request@);

@@ -1,0 +1,1 @@
+SELECT pgq_orders.place_order(@key@, @digest@, @request@);

@@ -1,0 +1,1 @@
+SELECT retrysafe_calls.place_order(@key@, @digest@, @request@);

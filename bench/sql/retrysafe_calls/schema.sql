@@ -1,0 +1,24 @@
+-- One function that calls idem_begin, outbox_emit and idem_complete.
+CREATE FUNCTION place_order(request_key text, digest bytea, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
+DECLARE
+  claim record;
+  order_id bigint;
+  answer jsonb;
+BEGIN
+  claim := retrysafe.idem_begin(request_key, digest);
+  CASE claim.outcome
+    WHEN 'replay'   THEN RETURN claim.response;
+    WHEN 'conflict' THEN RAISE EXCEPTION 'key % was used for another request', request_key;
+    ELSE NULL;
+  END CASE;
+
+  INSERT INTO retrysafe_calls.orders (customer, amount, items)
+  VALUES (request ->> 'customer', (request ->> 'amount')::numeric, request ->> 'items') RETURNING id INTO order_id;
+
+  answer := jsonb_build_object('order', order_id);
+  PERFORM retrysafe.outbox_emit(request_key, request_key || ':placed', 'order.placed', request, request ->> 'customer'),
+          retrysafe.outbox_emit(request_key, request_key || ':audit', 'audit.order_placed', request, request ->> 'customer'),
+          retrysafe.idem_complete(request_key, answer);
+  RETURN answer;
+END
+$$;

@@ -1,0 +1,1 @@
+SELECT retrysafe.idem_run(@key@, @request@, 'retrysafe_run.place_order(jsonb)');
