@@ -1,6 +1,7 @@
 // The loadable module. _PG_init runs in the postmaster when preloaded, else in the first backend that calls
 // us.
 #include "idempotency/claims.hpp"
+#include "outbox/append.hpp"
 #include "outbox/emit.hpp"
 #include "outbox/eras.hpp"
 #include "pg/boundary.hpp"
@@ -26,6 +27,7 @@ void _PG_init(void) {
     retrysafe::settings::define();
     retrysafe::pg::watch_for_extension_changes();
     retrysafe::outbox::note_restore_at_start();
+    retrysafe::outbox::watch_appending_transactions();
     retrysafe::outbox::watch_emitting_transactions();
     retrysafe::idempotency::watch_claims();
     if (process_shared_preload_libraries_in_progress) {

@@ -9,12 +9,16 @@ namespace retrysafe::settings {
 char *allowed_addresses;
 char *allowed_secret_directory;
 int idem_retention;
+int idem_rotation_age;
+int idem_rotation_size;
 int inbox_retention;
 int max_payload_bytes;
 int max_response_bytes;
 int on_lost_claim;
 int on_timeline_change;
 int outbox_retention;
+int outbox_rotation_age;
+int outbox_rotation_size;
 int poll_interval;
 bool publish;
 char *traceparent;
@@ -71,6 +75,14 @@ void define() {
                           "How long the record of a key lives when no ttl is given.",
                           "Counts from completion.", &idem_retention, 7 * 24 * 3600, 1, INT_MAX, PGC_SUSET,
                           GUC_UNIT_S, nullptr, nullptr, nullptr);
+  DefineCustomIntVariable(
+      "retrysafe.idem_rotation_age", "How long one piece of the ring of records takes new ones.",
+      "0 means as long as retrysafe.idem_retention. A piece is emptied when all in it has expired.",
+      &idem_rotation_age, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_S, nullptr, nullptr, nullptr);
+  DefineCustomIntVariable(
+      "retrysafe.idem_rotation_size",
+      "At which size a piece of the ring of records takes no more, if another one is free.", nullptr,
+      &idem_rotation_size, 4096, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, nullptr, nullptr, nullptr);
   DefineCustomIntVariable("retrysafe.inbox_retention", "How long inbox_accept remembers an event.", nullptr,
                           &inbox_retention, 30 * 24 * 3600, 1, INT_MAX, PGC_SUSET, GUC_UNIT_S, nullptr,
                           nullptr, nullptr);
@@ -93,6 +105,16 @@ void define() {
                           "How long an event stays after every destination has it.",
                           "Without a destination it counts from the emit.", &outbox_retention, 7 * 24 * 3600,
                           0, INT_MAX, PGC_SIGHUP, GUC_UNIT_S, nullptr, nullptr, nullptr);
+  DefineCustomIntVariable(
+      "retrysafe.outbox_rotation_age",
+      "How long one piece of the rings of events and of progress takes new rows.",
+      "0 means as long as retrysafe.outbox_retention. A piece is emptied when nothing in it is "
+      "needed any more.",
+      &outbox_rotation_age, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_S, nullptr, nullptr, nullptr);
+  DefineCustomIntVariable("retrysafe.outbox_rotation_size",
+                          "At which size a piece of these rings takes no more rows, if another one is free.",
+                          nullptr, &outbox_rotation_size, 4096, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, nullptr,
+                          nullptr, nullptr);
   DefineCustomIntVariable("retrysafe.poll_interval",
                           "How often an idle worker looks for work that nobody announced.",
                           "A comparison of counters in memory, not a query.", &poll_interval, 1000, 10,

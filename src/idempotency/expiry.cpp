@@ -1,5 +1,8 @@
 #include "idempotency/expiry.hpp"
 
+#include <algorithm>
+
+#include "idempotency/record_columns.hpp"
 #include "pg/boundary.hpp"
 #include "pg/error.hpp"
 #include "pg/statement.hpp"
@@ -10,8 +13,8 @@ namespace retrysafe::idempotency {
 namespace {
 
 constinit pg::Statement kRemoveRecords{
-    "DELETE FROM @.idem_records WHERE ctid = ANY (ARRAY("
-    "SELECT ctid FROM @.idem_records WHERE expires_at <= $1"
+    "DELETE FROM @.idem_records_with_ttl WHERE ctid = ANY (ARRAY("
+    "SELECT ctid FROM @.idem_records_with_ttl WHERE expires_at <= $1"
     " ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED))",
     {TIMESTAMPTZOID, INT8OID}};
 
@@ -21,7 +24,38 @@ constinit pg::Statement kRemoveMessages{
     " ORDER BY seen_at LIMIT $2 FOR UPDATE SKIP LOCKED))",
     {TIMESTAMPTZOID, INT8OID}};
 
+// Once for each piece, when nobody writes to it any more: an index would cost every request.
+TimestampTz last_expiry(int piece) {
+  Relation table = table_open(pg::extension().idem_records_pieces[piece], AccessShareLock);
+  TupleTableSlot *slot = table_slot_create(table, nullptr);
+  TableScanDesc scan = table_beginscan(table, SnapshotSelf, 0, nullptr);
+  TimestampTz last = DT_NOBEGIN;
+  while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
+    CHECK_FOR_INTERRUPTS();
+    bool null;
+    last = std::max(last, DatumGetTimestampTz(slot_getattr(slot, record_column::kExpiresAt, &null)));
+  }
+  table_endscan(scan);
+  ExecDropSingleTupleTableSlot(slot);
+  table_close(table, NoLock);
+  return last;
+}
+
+bool all_expired(const storage::SealedPiece &piece) {
+  return piece.needed_until <= GetCurrentTimestamp();
+}
+
 }  // namespace
+
+storage::Turn turn_record_ring() {
+  return storage::turn({storage::RingName::kRecords,
+                        1,
+                        {&pg::extension().idem_records_pieces, nullptr},
+                        settings::rotation_age_us(settings::idem_rotation_age, settings::idem_retention),
+                        settings::rotation_bytes(settings::idem_rotation_size),
+                        last_expiry,
+                        all_expired});
+}
 
 int64 remove_expired(int64 max_rows) {
   const TimestampTz now = GetCurrentTimestamp();
@@ -47,5 +81,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_idem_cleanup) {
   if (PG_ARGISNULL(0) || PG_GETARG_INT32(0) < 1)
     pg::raise(kInvalidParameter, "It bounds how many rows of each kind one call removes.",
               "max_rows must be 1 or more");
-  PG_RETURN_INT64(idempotency::remove_expired(PG_GETARG_INT32(0)));
+  const int64 removed = idempotency::remove_expired(PG_GETARG_INT32(0));
+  const bool turned = idempotency::turn_record_ring() == storage::Turn::kDone;
+  PG_RETURN_INT64(removed + (turned ? 1 : 0));
 }

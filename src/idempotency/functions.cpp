@@ -107,6 +107,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_idem_complete) {
 RETRYSAFE_SQL_FUNCTION(retrysafe_idem_forget) {
   const Key key = key_argument(fcinfo, 0, 1);
   // A record that the snapshot cannot see is a serialization failure here too, not a silent "false".
+  (void)lock(key, Wait::kYes);  // an answer that is just being saved is removed as well
   if (!find_record(key) || !remove_record(key)) PG_RETURN_BOOL(false);
   const Claim *claim = find_claim(key);
   if (claim && claim->state == ClaimState::kCompleted) claim_dropped(key);

@@ -1,29 +1,26 @@
 #include "idempotency/records.hpp"
 
+#include "idempotency/record_columns.hpp"
 #include "pg/error.hpp"
 #include "pg/extension.hpp"
 #include "pg/index_scan.hpp"
 #include "pg/statement.hpp"
+#include "pg/table_insert.hpp"
+#include "storage/ring.hpp"
 
 namespace retrysafe::idempotency {
 
 namespace {
 
-enum : AttrNumber {
-  kKey = 1,
-  kScope,
-  kRequestHash,
-  kStatus,
-  kResponse,
-  kCreatedAt,
-  kCompletedAt,
-  kExpiresAt
-};
+using namespace record_column;
 
+// Records that live as long as retrysafe.idem_retention says are in the ring, where they go together; one
+// with a ttl of its own would hold back a whole piece, or die with it.
+//
 // The key can be there already, expired: the new record takes its place. Whether it had expired was decided
 // when the key was begun ($9); nobody but the owner of the key writes it since.
-constinit pg::Statement kSave{
-    "INSERT INTO @.idem_records AS r"
+constinit pg::Statement kSaveWithTtl{
+    "INSERT INTO @.idem_records_with_ttl AS r"
     " (key, scope, request_hash, status, response_json, created_at, completed_at, expires_at)"
     " VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
     " ON CONFLICT (key, scope) DO UPDATE SET request_hash = excluded.request_hash, status = excluded.status,"
@@ -47,20 +44,16 @@ TimestampTz expiry(pg::IndexScan &scan) {
   return DatumGetTimestampTz(scan.datum(kExpiresAt, &null));
 }
 
-}  // namespace
-
-// SnapshotSelf sees what is committed at this instant. An MVCC snapshot would be too old after waiting for
-// the owner, and would take predicate locks on index pages that unrelated keys share; a dirty one would hand
-// out an answer that may still be rolled back. It is not one instant for the whole scan, though: while an
-// expired record is being replaced the scan may meet the old version and the new one (the newest wins), or
-// neither of them (then the caller goes on to the lock, and looks again when no writer can be left).
-const Record *find_record(const Key &key) {
+pg::IndexScan begin_key_scan(Oid table, Oid index, const Key &key) {
   ScanKeyData keys[2];
   pg::text_equals(&keys[0], 1, PointerGetDatum(key.key));
   pg::text_equals(&keys[1], 2, PointerGetDatum(key.scope));
-  const pg::Extension &e = pg::extension();
-  pg::IndexScan scan = pg::begin_scan(e.idem_records, e.idem_records_pkey, SnapshotSelf, keys, 2);
-  Record *newest = nullptr;
+  return pg::begin_scan(table, index, SnapshotSelf, keys, 2);
+}
+
+// The newest of the ones in this table and the one found before.
+Record *newest_in(Oid table, Oid index, const Key &key, Record *newest) {
+  pg::IndexScan scan = begin_key_scan(table, index, key);
   while (scan.next()) {
     if (!scan.transaction_can_see())
       pg::raise_serialization_failure(
@@ -78,17 +71,72 @@ const Record *find_record(const Key &key) {
   return newest;
 }
 
+// A key that is used again before the piece with its expired record is emptied. False: there is a record
+// alive, or none that can be removed.
+bool remove_expired(Oid table, Oid index, const Key &key, TimestampTz begun_at) {
+  pg::IndexScan scan = begin_key_scan(table, index, key);
+  bool removed = false;
+  while (scan.next()) {
+    if (expiry(scan) > begun_at) continue;
+    simple_table_tuple_delete(scan.table, &scan.slot->tts_tid, GetActiveSnapshot());
+    removed = true;
+  }
+  scan.end();
+  return removed;
+}
+
+bool save_in_ring(const Claim &claim, const Datum *values, const bool *nulls) {
+  storage::lock_rings();
+  const int piece = storage::ring(storage::RingName::kRecords).active();
+  const Oid table = pg::extension().idem_records_pieces[piece];
+  const Oid index = pg::extension().idem_records_pkey_pieces[piece];
+  const bool saved = pg::insert_row(table, values, nulls, index) ||
+                     (remove_expired(table, index, claim.key, claim.terms->begun_at) &&
+                      pg::insert_row(table, values, nulls, index));
+  storage::unlock_rings();
+  return saved;
+}
+
+}  // namespace
+
+// SnapshotSelf sees what is committed at this instant. An MVCC snapshot would be too old after waiting for
+// the owner, and would take predicate locks on index pages that unrelated keys share; a dirty one would hand
+// out an answer that may still be rolled back. It is not one instant for the whole scan, though: while an
+// expired record is being replaced the scan may meet the old version and the new one (the newest wins), or
+// neither of them (then the caller goes on to the lock, and looks again when no writer can be left).
+const Record *find_record(const Key &key) {
+  const storage::Ring &ring = storage::ring(storage::RingName::kRecords);
+  const pg::Extension &e = pg::extension();
+  Record *newest = nullptr;
+  for (int i = 0; i < ring.count; ++i) {
+    const int piece = ring.newest(i);
+    newest = newest_in(e.idem_records_pieces[piece], e.idem_records_pkey_pieces[piece], key, newest);
+  }
+  return newest_in(e.idem_records_with_ttl, e.idem_records_with_ttl_pkey, key, newest);
+}
+
 void save_record(const Claim &claim, TimestampTz completed_at, TimestampTz expires_at, const text *status,
                  const Jsonb *response) {
-  const uint64 written = pg::spi([&] {
-    return kSave.run(
-        {pg::value(claim.key.key), pg::value(claim.key.scope), pg::value(claim.terms->request_hash),
-         pg::value(status), pg::value(response), pg::value(TimestampTzGetDatum(claim.terms->begun_at)),
-         pg::value(TimestampTzGetDatum(completed_at)), pg::value(TimestampTzGetDatum(expires_at)),
-         pg::value(TimestampTzGetDatum(claim.terms->begun_at))});
-  });
+  const Terms &terms = *claim.terms;
+  bool saved;
+  if (terms.ttl) {
+    saved = pg::spi([&] {
+              return kSaveWithTtl.run(
+                  {pg::value(claim.key.key), pg::value(claim.key.scope), pg::value(terms.request_hash),
+                   pg::value(status), pg::value(response), pg::value(TimestampTzGetDatum(terms.begun_at)),
+                   pg::value(TimestampTzGetDatum(completed_at)), pg::value(TimestampTzGetDatum(expires_at)),
+                   pg::value(TimestampTzGetDatum(terms.begun_at))});
+            }) == 1;
+  } else {
+    const Datum values[]{PointerGetDatum(claim.key.key),      PointerGetDatum(claim.key.scope),
+                         PointerGetDatum(terms.request_hash), PointerGetDatum(status),
+                         PointerGetDatum(response),           TimestampTzGetDatum(terms.begun_at),
+                         TimestampTzGetDatum(completed_at),   TimestampTzGetDatum(expires_at)};
+    const bool nulls[]{false, false, false, false, response == nullptr, false, false, false};
+    saved = save_in_ring(claim, values, nulls);
+  }
   // Only somebody who writes to the table by hand, past the lock on the key, can have been there first.
-  if (written == 0)
+  if (!saved)
     pg::raise_serialization_failure(
         "could not serialize access: the idempotency key was completed by another transaction meanwhile",
         "Retry the transaction.");

@@ -17,9 +17,10 @@ struct Record {
   bool is_alive(TimestampTz now) const { return expires_at > now; }
 };
 
-// The newest committed record of the key, or the current transaction's own; null when there is none. Takes no
-// predicate lock, writes nothing. A record that the snapshot of a REPEATABLE READ or SERIALIZABLE transaction
-// cannot see is a serialization failure: its answer would name objects that the caller cannot read.
+// The newest committed record of the key, or the current transaction's own; null when there is none. Where no
+// lock on the key is held, a record that was completed just now may be missed. Takes no predicate lock,
+// writes nothing. A record that the snapshot of a REPEATABLE READ or SERIALIZABLE transaction cannot see is a
+// serialization failure: its answer would name objects that the caller cannot read.
 const Record *find_record(const Key &key);
 
 // Writes the answer of a key that this transaction owns.

@@ -4,9 +4,9 @@
 
 #include "core/event_fields.hpp"
 #include "idempotency/claims.hpp"
+#include "outbox/append.hpp"
 #include "outbox/event_key.hpp"
 #include "pg/boundary.hpp"
-#include "pg/fault_point.hpp"
 #include "pg/statement.hpp"
 #include "pg/text.hpp"
 #include "pg/xact_events.hpp"
@@ -29,20 +29,18 @@ struct NewEvent {
   bool delayed;
 };
 
-constinit pg::Statement insert_into_log{
-    "INSERT INTO @.outbox_log (id, txid, scope, idempotency_key, event_key, event_type, ordering_key, "
-    "payload, headers, created_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) "
-    "ON CONFLICT (event_key, scope) DO NOTHING",
-    {INT8OID, XID8OID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID}};
-
 constinit pg::Statement insert_into_scheduled{
     "INSERT INTO @.outbox_scheduled (scope, idempotency_key, event_key, event_type, ordering_key, payload, "
     "headers, created_at, deliver_after) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
     "ON CONFLICT (event_key, scope) DO NOTHING",
     {TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
+LogEntry log_entry(const NewEvent &event) {
+  return {event.scope,        event.idempotency_key, event.event_key, event.event_type,
+          event.ordering_key, event.payload,         event.headers,   GetCurrentTimestamp()};
+}
+
 constinit bool emitted = false;
-constinit int64 first_position = 0;
 constinit bool announce = false;
 
 // --- what an event may look like ---------------------------------------------------------------------------
@@ -199,29 +197,6 @@ void require_same_content(const NewEvent &event, const FoundEvent &found) {
 // --- writing -----------------------------------------------------------------------------------------------
 
 // False when another transaction has written the event key meanwhile.
-bool insert_immediate(const NewEvent &event, int64 *id) {
-  // The reader of the log relies on this order: a transaction that has no id when a snapshot is taken draws
-  // only positions above all that were drawn before.
-  const bool wrong_order = RETRYSAFE_FAULT("emit.position_before_transaction");
-  if (wrong_order) {
-    *id = nextval_internal(pg::extension().outbox_log_id_seq, false);
-    pg_usleep(3000);
-  }
-  const FullTransactionId transaction = GetTopFullTransactionId();
-  // A new era locks out writers before it draws its first position: none may hold a position without this
-  // lock.
-  LockRelationOid(pg::extension().outbox_log, RowExclusiveLock);
-  if (!wrong_order) *id = nextval_internal(pg::extension().outbox_log_id_seq, false);
-  if (first_position == 0) first_position = *id;
-  return pg::spi([&] {
-           return insert_into_log.run(
-               {pg::value(*id), pg::value(FullTransactionIdGetDatum(transaction)), pg::value(event.scope),
-                pg::value(event.idempotency_key), pg::value(event.event_key), pg::value(event.event_type),
-                pg::value(event.ordering_key), pg::value(event.payload), pg::value(event.headers),
-                pg::value(TimestampTzGetDatum(GetCurrentTimestamp()))});
-         }) == 1;
-}
-
 bool insert_delayed(const NewEvent &event) {
   return pg::spi([&] {
            return insert_into_scheduled.run(
@@ -243,32 +218,44 @@ void require_free(Place elsewhere, const NewEvent &event) {
         "Retry the transaction.");
 }
 
-// The position, or false for a delayed event.
-bool emit(const NewEvent &event, int64 *id) {
+// Only when the event is not there: a retry gets its position whether or not it owns the key.
+void before_writing(const LogEntry &entry) {
+  if (entry.idempotency_key)
+    idempotency::require_claim({const_cast<text *>(entry.idempotency_key), const_cast<text *>(entry.scope)});
+  emitted = true;
+}
+
+FoundEvent emit_now(const NewEvent &event, int64 *id) {
+  const Datum key = PointerGetDatum(event.event_key);
+  const FoundEvent scheduled = find_scheduled_event(key, PointerGetDatum(event.scope));
+  if (scheduled.place != Place::kNowhere) return scheduled;
+  const FoundEvent found = append_to_log(log_entry(event), before_writing, id);
+  if (found.place == Place::kNowhere) require_free(Place::kScheduled, event);
+  return found;
+}
+
+FoundEvent schedule(const NewEvent &event) {
   for (;;) {
     const FoundEvent found = find_event(PointerGetDatum(event.event_key), PointerGetDatum(event.scope));
-    if (found.place != Place::kNowhere) {
-      require_same_content(event, found);
-      *id = found.id;
-      return found.place == Place::kLog;
-    }
-    // Only now: a retry whose event is there already gets its position, whether or not it owns the key.
-    if (event.idempotency_key) idempotency::require_claim({event.idempotency_key, event.scope});
-    emitted = true;
-    if (event.delayed) {
-      if (!insert_delayed(event)) continue;
-      require_free(Place::kLog, event);
-      return false;
-    }
-    if (!insert_immediate(event, id)) continue;
-    require_free(Place::kScheduled, event);
-    return true;
+    if (found.place != Place::kNowhere) return found;
+    before_writing(log_entry(event));
+    if (insert_delayed(event)) break;
   }
+  require_free(Place::kLog, event);
+  return FoundEvent{};
+}
+
+// The position, or false for a delayed event.
+bool emit(const NewEvent &event, int64 *id) {
+  const FoundEvent found = event.delayed ? schedule(event) : emit_now(event, id);
+  if (found.place == Place::kNowhere) return !event.delayed;
+  require_same_content(event, found);
+  *id = found.id;
+  return found.place == Place::kLog;
 }
 
 void forget() noexcept {
   emitted = announce = false;
-  first_position = 0;
 }
 
 void after_commit() noexcept {
@@ -290,10 +277,6 @@ constexpr pg::XactSubscriber subscriber{
 
 bool transaction_has_emitted() {
   return emitted;
-}
-
-int64 first_position_of_transaction() {
-  return first_position;
 }
 
 void announce_at_commit() {

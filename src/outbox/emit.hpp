@@ -11,9 +11,6 @@ bool transaction_has_emitted();
 // Wakes the workers when this transaction commits: for whatever gives them work besides an event.
 void announce_at_commit();
 
-// The first position that this transaction drew; 0 when it drew none.
-int64 first_position_of_transaction();
-
 // Called once from _PG_init.
 void watch_emitting_transactions();
 

@@ -1,16 +1,17 @@
 #include "outbox/event_key.hpp"
 
+#include "outbox/log_columns.hpp"
 #include "pg/error.hpp"
-#include "pg/extension.hpp"
 #include "pg/index_scan.hpp"
+#include "storage/ring.hpp"
+
+#include "pg/server.hpp"
 
 namespace retrysafe::outbox {
 
 namespace {
 
-// Columns of outbox_log; outbox_scheduled has the same ones from `scope` on, without the two before it.
-enum : AttrNumber { kId = 1, kTxid, kScope, kIdempotencyKey, kEventKey, kEventType, kOrderingKey, kPayload };
-
+// outbox_scheduled has the columns of outbox_log from `scope` on, without the two before it.
 struct EventTable {
   Place place;
   Oid table;
@@ -18,11 +19,14 @@ struct EventTable {
   AttrNumber missing;  // how many of the first columns it lacks
 };
 
-EventTable event_table(Place place) {
+EventTable scheduled_events() {
   const pg::Extension &e = pg::extension();
-  if (place == Place::kScheduled)
-    return {place, e.outbox_scheduled, e.outbox_scheduled_event_key, kScope - 1};
-  return {place, e.outbox_log, e.outbox_log_event_key, 0};
+  return {Place::kScheduled, e.outbox_scheduled, e.outbox_scheduled_event_key, log_column::kScope - 1};
+}
+
+EventTable piece_of_log(int piece) {
+  const pg::Extension &e = pg::extension();
+  return {Place::kLog, e.outbox_log_pieces[piece], e.outbox_log_event_key_pieces[piece], 0};
 }
 
 pg::IndexScan begin_key_scan(const EventTable &in, SnapshotData *dirty, Datum event_key, Datum scope) {
@@ -44,68 +48,96 @@ FoundEvent copy_event(const EventTable &in, pg::IndexScan &scan) {
   event.place = in.place;
   event.tid = scan.slot->tts_tid;
   bool null;
-  if (in.place == Place::kLog) event.id = DatumGetInt64(scan.datum(kId, &null));
-  event.idempotency_key = copy_column(scan, kIdempotencyKey - in.missing);
-  event.event_type = copy_column(scan, kEventType - in.missing);
-  event.ordering_key = copy_column(scan, kOrderingKey - in.missing);
-  event.payload = reinterpret_cast<Jsonb *>(copy_column(scan, kPayload - in.missing));
+  if (in.place == Place::kLog) event.id = DatumGetInt64(scan.datum(log_column::kId, &null));
+  event.idempotency_key = copy_column(scan, log_column::kIdempotencyKey - in.missing);
+  event.event_type = copy_column(scan, log_column::kEventType - in.missing);
+  event.ordering_key = copy_column(scan, log_column::kOrderingKey - in.missing);
+  event.payload = reinterpret_cast<Jsonb *>(copy_column(scan, log_column::kPayload - in.missing));
   return event;
 }
 
-FoundEvent find_in(Place place, Datum event_key, Datum scope) {
-  const EventTable in = event_table(place);
-  for (;;) {
-    CHECK_FOR_INTERRUPTS();
-    SnapshotData dirty;
-    pg::IndexScan scan = begin_key_scan(in, &dirty, event_key, scope);
-    if (!scan.next()) {
-      scan.end();
-      return FoundEvent{};
-    }
+// A row that is there counts before one that another transaction is busy with: the latter may be about to be
+// taken back because of the former, by a transaction that waits for ours.
+FoundEvent look_in(const EventTable &in, Datum event_key, Datum scope, KeyWriter *writer) {
+  SnapshotData dirty;
+  pg::IndexScan scan = begin_key_scan(in, &dirty, event_key, scope);
+  FoundEvent event{};
+  while (event.place == Place::kNowhere && scan.next()) {
     // A dirty snapshot tells who is inserting (xmin) or deleting (xmax) the row, when that is still going on
     // in another transaction. The subtransaction is enough to wait for: the server goes on to its parents.
-    const TransactionId inserter = dirty.xmin;
-    const TransactionId writer = TransactionIdIsValid(inserter) ? inserter : dirty.xmax;
-    if (!TransactionIdIsValid(writer)) {
-      if (!scan.transaction_can_see())
-        pg::raise_serialization_failure(
-            "could not serialize access: the event key was used by a transaction that this one cannot see",
-            "Retry the transaction.");
-      const FoundEvent event = copy_event(in, scan);
-      scan.end();
-      return event;
+    const bool inserting = TransactionIdIsValid(dirty.xmin);
+    const TransactionId xid = inserting ? dirty.xmin : dirty.xmax;
+    if (TransactionIdIsValid(xid)) {
+      *writer = {xid, inserting, dirty.speculativeToken, in.table, scan.slot->tts_tid};
+      continue;
     }
-    ItemPointerData tid = scan.slot->tts_tid;
-    const uint32 speculation = dirty.speculativeToken;
-    scan.end();
-    // A speculative inserter may still back down and go on with its transaction.
-    if (TransactionIdIsValid(inserter) && speculation != 0) {
-      SpeculativeInsertionWait(inserter, speculation);
-    } else {
-      Relation table = table_open(in.table, AccessShareLock);  // for the error context while waiting
-      XactLockTableWait(writer, table, &tid, XLTW_InsertIndex);
-      table_close(table, NoLock);
-    }
+    if (!scan.transaction_can_see())
+      pg::raise_serialization_failure(
+          "could not serialize access: the event key was used by a transaction that this one cannot see",
+          "Retry the transaction.");
+    event = copy_event(in, scan);
   }
+  scan.end();
+  return event;
 }
 
 }  // namespace
 
-FoundEvent find_event(Datum event_key, Datum scope) {
-  const FoundEvent scheduled = find_scheduled_event(event_key, scope);
-  return scheduled.place == Place::kScheduled ? scheduled : find_in(Place::kLog, event_key, scope);
+FoundEvent find_scheduled_event(Datum event_key, Datum scope) {
+  for (;;) {
+    CHECK_FOR_INTERRUPTS();
+    KeyWriter writer{};
+    const FoundEvent event = look_in(scheduled_events(), event_key, scope, &writer);
+    if (event.place != Place::kNowhere || !writer.is_busy()) return event;
+    wait_for(writer);
+  }
 }
 
-FoundEvent find_scheduled_event(Datum event_key, Datum scope) {
-  return find_in(Place::kScheduled, event_key, scope);
+FoundEvent look_in_log(Datum event_key, Datum scope, KeyWriter *writer) {
+  const storage::Ring &ring = storage::ring(storage::RingName::kLog);
+  FoundEvent event{};
+  for (int i = 0; i < ring.count && event.place == Place::kNowhere; ++i)
+    event = look_in(piece_of_log(ring.newest(i)), event_key, scope, writer);
+  return event;
+}
+
+FoundEvent find_event(Datum event_key, Datum scope) {
+  const FoundEvent scheduled = find_scheduled_event(event_key, scope);
+  if (scheduled.place != Place::kNowhere) return scheduled;
+  for (;;) {
+    CHECK_FOR_INTERRUPTS();
+    KeyWriter writer{};
+    const FoundEvent event = look_in_log(event_key, scope, &writer);
+    if (event.place != Place::kNowhere || !writer.is_busy()) return event;
+    wait_for(writer);
+  }
+}
+
+void wait_for(const KeyWriter &writer) {
+  // A speculative inserter may still back down and go on with its transaction.
+  if (writer.inserting && writer.speculation != 0) {
+    SpeculativeInsertionWait(writer.xid, writer.speculation);
+    return;
+  }
+  Relation table = table_open(writer.table, AccessShareLock);  // for the error context while waiting
+  ItemPointerData tid = writer.tid;
+  XactLockTableWait(writer.xid, table, &tid, XLTW_InsertIndex);
+  table_close(table, NoLock);
 }
 
 bool is_taken(Place place, Datum event_key, Datum scope) {
-  SnapshotData dirty;
-  pg::IndexScan scan = begin_key_scan(event_table(place), &dirty, event_key, scope);
-  const bool taken = scan.next();
-  scan.end();
-  return taken;
+  const auto taken_in = [&](const EventTable &in) {
+    SnapshotData dirty;
+    pg::IndexScan scan = begin_key_scan(in, &dirty, event_key, scope);
+    const bool taken = scan.next();
+    scan.end();
+    return taken;
+  };
+  if (place == Place::kScheduled) return taken_in(scheduled_events());
+  const storage::Ring &ring = storage::ring(storage::RingName::kLog);
+  for (int i = 0; i < ring.count; ++i)
+    if (taken_in(piece_of_log(ring.pieces[i]))) return true;
+  return false;
 }
 
 }  // namespace retrysafe::outbox

@@ -1,6 +1,9 @@
 // Looking an event key up where it counts: among the rows that are there now, other transactions' uncommitted
 // ones included. No MVCC snapshot can do that, and under SERIALIZABLE it would take predicate locks that make
 // transactions with different event keys abort each other.
+//
+// All of it raises 40001 when the event is there but the snapshot of this transaction (REPEATABLE READ and
+// up) cannot see it.
 #pragma once
 
 #include "pg/server.hpp"
@@ -20,13 +23,27 @@ struct FoundEvent {
   Jsonb *payload;
 };
 
+// A transaction that is just inserting or removing the event.
+struct KeyWriter {
+  TransactionId xid;
+  bool inserting;
+  uint32 speculation;
+  Oid table;
+  ItemPointerData tid;
+
+  bool is_busy() const { return TransactionIdIsValid(xid); }
+};
+
 // The event of this key: first among the scheduled ones, then in the log, since that is the way events move.
-// Waits for a transaction that is just inserting or removing it. Raises 40001 when the event is there but the
-// snapshot of this transaction (REPEATABLE READ and up) cannot see it.
+// Waits for a transaction that is just inserting or removing it.
 FoundEvent find_event(Datum event_key, Datum scope);
 
 // The same for scheduled events only.
 FoundEvent find_scheduled_event(Datum event_key, Datum scope);
+
+// The same for the log only, without waiting: instead it tells of a writer that is to be waited for.
+FoundEvent look_in_log(Datum event_key, Datum scope, KeyWriter *writer);
+void wait_for(const KeyWriter &writer);
 
 // True when a row of this key is in that place, be it committed or on its way in or out. Waits for nobody.
 bool is_taken(Place place, Datum event_key, Datum scope);

@@ -1,4 +1,4 @@
-// Columns of outbox_log and outbox_parked by number, for scans without the planner.
+// Columns of the tables by number, for scans without the planner.
 #pragma once
 
 #include "pg/server.hpp"
@@ -19,6 +19,37 @@ enum : AttrNumber {
   kCreatedAt
 };
 }  // namespace log_column
+
+namespace window_column {
+enum : AttrNumber {
+  kDestination = 1,
+  kShard,
+  kWindowNo,
+  kEra,
+  kFloor,
+  kSnapshot,
+  kNext,
+  kCeiling,
+  kTakenAt,
+  kResumedAt
+};
+}  // namespace window_column
+
+namespace batch_column {
+enum : AttrNumber {
+  kDestination = 1,
+  kShard,
+  kSeq,
+  kWindowNo,
+  kPosition,
+  kToken,
+  kDelivered,
+  kParked,
+  kTotalDelivered,
+  kTotalParked,
+  kPublishedAt
+};
+}  // namespace batch_column
 
 namespace parked_column {
 enum : AttrNumber {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "outbox/emit.hpp"
+#include "outbox/append.hpp"
 #include "pg/error.hpp"
 #include "pg/extension.hpp"
 #include "pg/index_scan.hpp"
@@ -30,7 +30,8 @@ constinit pg::Statement log_is_empty{"SELECT NOT EXISTS (SELECT FROM @.outbox_lo
 // A restore can leave the sequence behind the rows; positions of the new era are above everything there is.
 constinit pg::Statement skip_positions{
     "SELECT setval($1, greatest(nextval($1), (SELECT max(id) FROM @.outbox_log) + 1,"
-    " (SELECT max(ceiling) FROM @.outbox_windows) + 1))",
+    " (SELECT max(ceiling) FROM @.outbox_windows) + 1,"
+    " (SELECT max(greatest(since_position, sealed_position)) FROM @.ring_pieces) + 1))",
     {REGCLASSOID}};
 
 constinit pg::Statement insert_era{

@@ -1,7 +1,9 @@
 #include "outbox/progress.hpp"
 
+#include "outbox/log_columns.hpp"
 #include "pg/extension.hpp"
 #include "pg/index_scan.hpp"
+#include "storage/ring.hpp"
 
 #include "pg/server.hpp"
 
@@ -11,26 +13,36 @@ namespace {
 
 constexpr int64 kAny = -1;
 
-// The batch of that number; for kAny the first or, backwards, the last one.
-bool load_batch(int32 destination, int32 shard, int64 seq, ScanDirection direction, BatchEnd *batch) {
+bool load_from(int piece, int32 destination, int32 shard, int64 seq, ScanDirection direction,
+               Snapshot snapshot, BatchEnd *batch) {
   const pg::Extension &e = pg::extension();
   ScanKeyData keys[3];
   pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
   pg::int8_compares(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, seq);
-  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-  pg::IndexScan scan =
-      pg::begin_scan(e.outbox_batches, e.outbox_batches_pkey, snapshot, keys, seq == kAny ? 2 : 3);
+  pg::IndexScan scan = pg::begin_scan(e.outbox_batches_pieces[piece], e.outbox_batches_pkey_pieces[piece],
+                                      snapshot, keys, seq == kAny ? 2 : 3);
   const bool found = scan.next(direction);
   if (found) {
     bool null;
-    batch->seq = DatumGetInt64(scan.datum(3, &null));
-    batch->window_no = DatumGetInt64(scan.datum(4, &null));
-    batch->position = DatumGetInt64(scan.datum(5, &null));
-    batch->published_at = DatumGetTimestampTz(scan.datum(11, &null));
+    batch->seq = DatumGetInt64(scan.datum(batch_column::kSeq, &null));
+    batch->window_no = DatumGetInt64(scan.datum(batch_column::kWindowNo, &null));
+    batch->position = DatumGetInt64(scan.datum(batch_column::kPosition, &null));
+    batch->published_at = DatumGetTimestampTz(scan.datum(batch_column::kPublishedAt, &null));
   }
   scan.end();
-  UnregisterSnapshot(snapshot);
+  return found;
+}
+
+// The batch of that number; for kAny the first or, backwards, the last one. Numbers grow from piece to piece.
+bool load_batch(int32 destination, int32 shard, int64 seq, ScanDirection direction, BatchEnd *batch) {
+  const storage::RingView view = storage::open_view(storage::RingName::kProgress);
+  const storage::Ring &ring = view.ring;
+  bool found = false;
+  for (int i = 0; i < ring.count && !found; ++i)
+    found = load_from(ScanDirectionIsForward(direction) && seq == kAny ? ring.pieces[i] : ring.newest(i),
+                      destination, shard, seq, direction, view.snapshot, batch);
+  storage::close_view(view);
   return found;
 }
 

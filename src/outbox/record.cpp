@@ -19,12 +19,6 @@ namespace retrysafe::outbox {
 
 namespace {
 
-constinit pg::Statement insert_batch{
-    "INSERT INTO @.outbox_batches (destination, shard, seq, window_no, position, token, delivered, parked,"
-    " total_delivered, total_parked, published_at)"
-    " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, clock_timestamp())",
-    {INT4OID, INT4OID, INT8OID, INT8OID, INT8OID, INT8OID, INT4OID, INT4OID, INT8OID, INT8OID}};
-
 constinit pg::Statement end_backoff{
     "UPDATE @.outbox_shards SET failures = 0, retry_at = NULL WHERE destination = $1 AND shard = $2",
     {INT4OID, INT4OID}};
@@ -103,12 +97,9 @@ int32 record_locked(const Destination &d, const Batch &batch, const Outcome *out
   if (!moved && tally.delivered == 0 && tally.parked == 0) return 0;
   if (moved && batch.opens_window)
     store_window(d.destination, batch.claim.shard, batch.window_no, batch.window, -1);
-  insert_batch.run({pg::value(d.destination), pg::value(batch.claim.shard), pg::value(cursor.seq + 1),
-                    pg::value(moved ? batch.window_no : cursor.window_no),
-                    pg::value(moved ? tally.position : cursor.position), pg::value(row.token),
-                    pg::value(tally.delivered), pg::value(tally.parked),
-                    pg::value(cursor.total_delivered + tally.delivered),
-                    pg::value(cursor.total_parked + tally.parked)});
+  store_batch({d.destination, batch.claim.shard, cursor.seq + 1, moved ? batch.window_no : cursor.window_no,
+               moved ? tally.position : cursor.position, row.token, tally.delivered, tally.parked,
+               cursor.total_delivered + tally.delivered, cursor.total_parked + tally.parked});
   if (tally.delivered > 0 && row.failures > 0)
     end_backoff.run({pg::value(d.destination), pg::value(batch.claim.shard)});
   return tally.delivered;

@@ -1,11 +1,11 @@
 #include "outbox/retention.hpp"
 
-#include <algorithm>
-
-#include "outbox/log_identity.hpp"
+#include "outbox/cursor.hpp"
 #include "outbox/progress.hpp"
+#include "outbox/shard.hpp"
 #include "outbox/snapshot.hpp"
 #include "pg/boundary.hpp"
+#include "pg/index_scan.hpp"
 #include "pg/statement.hpp"
 #include "settings.hpp"
 
@@ -17,115 +17,128 @@ namespace {
 
 struct Shard {
   int32 destination, shard;
-  int64 done_window;  // the last window that was all recorded before the cutoff
-  int64 done_seq;     // and a batch that says so
-};
-
-// Rows of the log that every destination had before the cutoff: at or below `ceiling`, and of an earlier era
-// or of a transaction below `xmin`. Rows that a snapshot sees besides (above its xmin) wait for a later turn.
-struct Done {
-  int64 ceiling;
-  int64 first_id;
-  uint64 xmin;
 };
 
 constinit pg::Statement select_shards{
     "SELECT destination, shard FROM @.outbox_shards ORDER BY destination, shard", {}};
 
-// From the low end, so that a turn costs the same however long the log is.
-constinit pg::Statement delete_log{
-    "DELETE FROM @.outbox_log WHERE id = ANY (ARRAY("
-    " SELECT id FROM (SELECT id, txid, created_at FROM @.outbox_log ORDER BY id LIMIT $5) AS oldest"
-    " WHERE id <= $1 AND (id < $2 OR txid < $3) AND created_at < $4))",
-    {INT8OID, INT8OID, XID8OID, TIMESTAMPTZOID, INT4OID}};
-
-constinit pg::Statement first_kept_position{
-    "SELECT coalesce((SELECT id FROM @.outbox_log ORDER BY id LIMIT 1), 9223372036854775807)", {}};
-
-// Windows that brought none of the kept events. Ceilings grow with the number, so these are the lowest ones.
-constinit pg::Statement delete_windows{
-    "DELETE FROM @.outbox_windows WHERE destination = $1 AND shard = $2 AND window_no = ANY (ARRAY("
-    " SELECT window_no FROM @.outbox_windows WHERE destination = $1 AND shard = $2 AND window_no < $3"
-    " AND ceiling < $4 ORDER BY window_no LIMIT $5))",
-    {INT4OID, INT4OID, INT8OID, INT8OID, INT4OID}};
-
-constinit pg::Statement delete_batches{
-    "DELETE FROM @.outbox_batches WHERE destination = $1 AND shard = $2 AND seq = ANY (ARRAY("
-    " SELECT seq FROM (SELECT seq, window_no FROM @.outbox_batches WHERE destination = $1 AND shard = $2"
-    " AND seq < $3 ORDER BY seq LIMIT $4) AS oldest"
-    " WHERE window_no < (SELECT min(window_no) FROM @.outbox_windows WHERE destination = $1 AND shard = "
-    "$2)))",
-    {INT4OID, INT4OID, INT8OID, INT4OID}};
-
 // While the event itself is kept, its parked row tells when it was sent.
 constinit pg::Statement delete_settled{
     "DELETE FROM @.outbox_parked WHERE ctid = ANY (ARRAY("
     " SELECT ctid FROM @.outbox_parked WHERE state IN ('delivered', 'discarded') AND settled_at < $1 AND id "
-    "< $2"
+    "<= $2"
     " LIMIT $3))",
     {TIMESTAMPTZOID, INT8OID, INT4OID}};
 
-// What the shard had done before the cutoff. False: nothing that this era can tell.
-bool done_before(Shard *shard, TimestampTz cutoff, int32 era, Done *done) {
-  BatchEnd batch;
-  if (!last_batch_before(shard->destination, shard->shard, cutoff, &batch)) return false;
-  const StoredWindow *window = load_window(shard->destination, shard->shard, batch.window_no);
-  if (!window) return false;
-  const bool complete = batch.position >= window->snapshot.ceiling;
-  const int64 done_window = complete ? batch.window_no : batch.window_no - 1;
-  if (!complete) window = load_window(shard->destination, shard->shard, done_window);
-  if (!window || window->snapshot.era != era) return false;
-  shard->done_seq = batch.seq;
-  shard->done_window = done_window;
-  done->ceiling = std::min(done->ceiling, window->snapshot.ceiling);
-  done->first_id = std::min(done->first_id, window->snapshot.first_id);
-  done->xmin = std::min(done->xmin, window->snapshot.xmin);
-  return true;
+TimestampTz cutoff() {
+  return GetCurrentTimestamp() - static_cast<int64>(settings::outbox_retention) * USECS_PER_SEC;
 }
 
 Shard *all_shards(uint64 *count) {
   MemoryContext memory = CurrentMemoryContext;
   return pg::spi([&] {
     *count = select_shards.run({});
-    auto *list = static_cast<Shard *>(MemoryContextAllocZero(memory, (*count + 1) * sizeof(Shard)));
-    for (uint64 i = 0; i < *count; ++i) list[i] = {pg::Row(i).int32_at(1), pg::Row(i).int32_at(2), -1, -1};
+    auto *list = static_cast<Shard *>(MemoryContextAlloc(memory, (*count + 1) * sizeof(Shard)));
+    for (uint64 i = 0; i < *count; ++i) list[i] = {pg::Row(i).int32_at(1), pg::Row(i).int32_at(2)};
     return list;
   });
 }
 
+// --- the log -----------------------------------------------------------------------------------------------
+
+// Up to here a shard had recorded everything that was written, by a time.
+int64 passed_position(const Shard &s, TimestampTz time) {
+  BatchEnd batch;
+  if (!last_batch_before(s.destination, s.shard, time, &batch)) return 0;
+  const StoredWindow *window = load_window(s.destination, s.shard, batch.window_no);
+  if (window && batch.position < window->snapshot.ceiling)
+    window = load_window(s.destination, s.shard, batch.window_no - 1);
+  return window ? window->snapshot.floor : 0;
+}
+
+bool is_delivered(const storage::SealedPiece &piece) {
+  if (piece.sealed_at > cutoff()) return false;
+  uint64 count;
+  const Shard *shards = all_shards(&count);
+  for (uint64 i = 0; i < count; ++i)
+    if (passed_position(shards[i], cutoff()) < piece.sealed_position) return false;
+  return true;
+}
+
+// --- progress ----------------------------------------------------------------------------------------------
+
+// Copies the rows of a shard in this piece whose number is not below `first`.
+void copy_forward(const Oid (&tables)[pg::kRingPieces], Oid index, int piece, const Shard &s, int64 first) {
+  ScanKeyData keys[3];
+  pg::int4_equals(&keys[0], 1, s.destination);
+  pg::int4_equals(&keys[1], 2, s.shard);
+  pg::int8_compares(&keys[2], 3, BTGreaterEqualStrategyNumber, F_INT8GE, first);
+  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  pg::IndexScan scan = pg::begin_scan(tables[piece], index, snapshot, keys, 3);
+  while (scan.next()) {
+    slot_getallattrs(scan.slot);
+    storage::insert_into_ring(storage::RingName::kProgress, tables, scan.slot->tts_values,
+                              scan.slot->tts_isnull);
+  }
+  scan.end();
+  UnregisterSnapshot(snapshot);
+}
+
+// The first window that tells what the shard has done and has to do.
+int64 first_needed_window(const Shard &s, int64 window_no) {
+  const StoredWindow *window = load_window(s.destination, s.shard, window_no);
+  while (window && window->resumed_at >= 0) window = load_window(s.destination, s.shard, --window_no);
+  return window_no - 1;
+}
+
+// Nothing that the piece records is about an event that is still there. Where a shard stands goes on to the
+// active piece.
+bool is_history(const storage::SealedPiece &piece) {
+  if (piece.sealed_position > storage::position_before_log() + 1) return false;
+  const pg::Extension &e = pg::extension();
+  uint64 count;
+  const Shard *shards = all_shards(&count);
+  for (uint64 i = 0; i < count; ++i) {
+    const Shard &s = shards[i];
+    ShardRow row;
+    if (!pg::spi([&] { return lock_shard(s.destination, s.shard, true, &row); })) continue;
+    const Cursor cursor = load_cursor(s.destination, s.shard);
+    const int64 window = first_needed_window(s, cursor.window_no);
+    copy_forward(e.outbox_windows_pieces, e.outbox_windows_pkey_pieces[piece.piece], piece.piece, s, window);
+    copy_forward(e.outbox_batches_pieces, e.outbox_batches_pkey_pieces[piece.piece], piece.piece, s,
+                 cursor.seq);
+  }
+  return true;
+}
+
+storage::RingKeeper keeper_of(storage::RingName ring) {
+  const pg::Extension &e = pg::extension();
+  const bool log = ring == storage::RingName::kLog;
+  return {ring,
+          log ? 1 : 2,
+          {log ? &e.outbox_log_pieces : &e.outbox_windows_pieces, log ? nullptr : &e.outbox_batches_pieces},
+          settings::rotation_age_us(settings::outbox_rotation_age, settings::outbox_retention),
+          settings::rotation_bytes(settings::outbox_rotation_size),
+          nullptr,
+          log ? is_delivered : is_history};
+}
+
 }  // namespace
 
-int64 remove_old_events(int32 max_rows) {
-  const TimestampTz cutoff =
-      GetCurrentTimestamp() - static_cast<int64>(settings::outbox_retention) * USECS_PER_SEC;
-  Era era;
-  const bool published = current_era(&era);
-  uint64 shard_count;
-  Shard *shards = all_shards(&shard_count);
-  Done done{PG_INT64_MAX, PG_INT64_MAX, PG_UINT64_MAX};
-  bool all_told = true;
-  for (uint64 i = 0; i < shard_count; ++i)
-    all_told = published && done_before(&shards[i], cutoff, era.era, &done) && all_told;
+// Progress goes first: what it has sealed by the time when the log turns is about the older pieces of the log
+// only.
+storage::Turn turn_outbox_rings() {
+  const storage::Turn progress = storage::turn(keeper_of(storage::RingName::kProgress));
+  if (progress == storage::Turn::kDone) return progress;
+  const storage::Turn log = storage::turn(keeper_of(storage::RingName::kLog));
+  return log == storage::Turn::kNothing ? progress : log;
+}
 
+int64 remove_settled(int32 max_rows) {
   return pg::spi([&] {
-    uint64 removed = 0;
-    if (all_told)
-      removed += delete_log.run({pg::value(done.ceiling), pg::value(done.first_id),
-                                 pg::value(UInt64GetDatum(done.xmin)), pg::value(TimestampTzGetDatum(cutoff)),
-                                 pg::value(max_rows)});
-    first_kept_position.run({});
-    const int64 first_kept = pg::Row(0).int64_at(1);
-    for (uint64 i = 0; i < shard_count; ++i) {
-      const Shard &s = shards[i];
-      if (s.done_seq < 0) continue;
-      removed += delete_windows.run({pg::value(s.destination), pg::value(s.shard), pg::value(s.done_window),
-                                     pg::value(first_kept), pg::value(max_rows)});
-      removed += delete_batches.run(
-          {pg::value(s.destination), pg::value(s.shard), pg::value(s.done_seq), pg::value(max_rows)});
-    }
-    removed += delete_settled.run(
-        {pg::value(TimestampTzGetDatum(cutoff)), pg::value(first_kept), pg::value(max_rows)});
-    return static_cast<int64>(removed);
+    return static_cast<int64>(
+        delete_settled.run({pg::value(TimestampTzGetDatum(cutoff())),
+                            pg::value(storage::position_before_log()), pg::value(max_rows)}));
   });
 }
 
@@ -137,5 +150,12 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_cleanup) {
   if (PG_ARGISNULL(0) || PG_GETARG_INT32(0) < 1)
     pg::raise(kInvalidParameter, "It must be at least 1.", "max_rows is out of range");
   pg::require_read_committed("outbox_cleanup");
-  PG_RETURN_INT64(outbox::remove_old_events(PG_GETARG_INT32(0)));
+  const int64 removed = outbox::remove_settled(PG_GETARG_INT32(0));
+  const bool turned = outbox::turn_outbox_rings() == storage::Turn::kDone;
+  PG_RETURN_INT64(removed + (turned ? 1 : 0));
+}
+
+// outbox_passed_position(destination, shard) → bigint
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_passed_position) {
+  PG_RETURN_INT64(outbox::passed_position({PG_GETARG_INT32(0), PG_GETARG_INT32(1)}, DT_NOEND));
 }

@@ -1,14 +1,16 @@
-// Removing what nobody needs any more: in batches, by plain DELETE.
+// Removing what no destination needs any more and is older than retrysafe.outbox_retention.
 #pragma once
+
+#include "storage/rotation.hpp"
 
 #include "pg/server.hpp"
 
 namespace retrysafe::outbox {
 
-// Removes up to about `max_rows` rows of each kind: events that every destination has had for
-// retrysafe.outbox_retention, and the progress rows that told so. Dead letters stay until somebody settles
-// them. Returns how many rows went; call it again while that is much. For workers, in a READ COMMITTED
-// transaction of its own.
-int64 remove_old_events(int32 max_rows);
+// The next step of the rings of progress and of the log. Needs READ COMMITTED and a commit soon after.
+storage::Turn turn_outbox_rings();
+
+// Removes up to `max_rows` parked events that were settled and whose event is gone; returns how many.
+int64 remove_settled(int32 max_rows);
 
 }  // namespace retrysafe::outbox

@@ -1,5 +1,6 @@
 #include "outbox/scheduled.hpp"
 
+#include "outbox/append.hpp"
 #include "outbox/engine.hpp"
 #include "outbox/event_key.hpp"
 #include "pg/boundary.hpp"
@@ -10,14 +11,14 @@ namespace retrysafe::outbox {
 namespace {
 
 // Order within an ordering key is kept without a lock over all movers: an event stays while an earlier due
-// one of its key is held by another transaction (a mover that has not committed, or outbox_cancel). Positions
-// are drawn after the mover's transaction id, which the caller passes, and in the order of delivery times.
-// Returns how many were moved, and the last one that was looked at: where the next batch begins, so that
-// events that stay hold up those of their key only.
+// one of its key is held by another transaction (a mover that has not committed, or outbox_cancel). Returns
+// those that were moved in the order of delivery times (one row without an event when none was), and the last
+// one that was looked at: where the next batch begins, so that events that stay hold up those of their key
+// only.
 constinit pg::Statement move_batch{
     "WITH due AS MATERIALIZED ("
     "  SELECT ctid AS tid, ordering_key, deliver_after, created_at FROM @.outbox_scheduled"
-    "   WHERE deliver_after <= $3 AND (deliver_after, created_at) >= ($4, $5)"
+    "   WHERE deliver_after <= $1 AND (deliver_after, created_at) >= ($2, $3)"
     "   ORDER BY deliver_after, created_at LIMIT 1000 FOR UPDATE SKIP LOCKED"
     "), held AS MATERIALIZED ("
     "  SELECT ordering_key, deliver_after, created_at FROM @.outbox_scheduled"
@@ -31,18 +32,13 @@ constinit pg::Statement move_batch{
     "     SELECT FROM held h WHERE h.ordering_key = d.ordering_key"
     "        AND (h.deliver_after, h.created_at) < (d.deliver_after, d.created_at))"
     "  RETURNING s.*"
-    "), placed AS ("
-    "INSERT INTO @.outbox_log (id, txid, scope, idempotency_key, event_key, event_type, ordering_key, "
-    "payload, "
-    "headers, created_at) "
-    "SELECT nextval($1), $2, scope, idempotency_key, event_key, event_type, ordering_key, payload, headers, "
-    "created_at"
-    "  FROM (SELECT * FROM moved ORDER BY deliver_after, created_at) m "
-    "ON CONFLICT (event_key, scope) DO NOTHING"
     ") "
-    "SELECT (SELECT count(*) FROM moved), deliver_after, created_at FROM due"
-    " ORDER BY deliver_after DESC, created_at DESC LIMIT 1",
-    {REGCLASSOID, XID8OID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+    "SELECT last.deliver_after, last.created_at, m.scope, m.idempotency_key, m.event_key, m.event_type,"
+    " m.ordering_key, m.payload, m.headers, m.created_at"
+    " FROM (SELECT deliver_after, created_at FROM due ORDER BY deliver_after DESC, created_at DESC LIMIT 1) "
+    "last"
+    " LEFT JOIN moved m ON true ORDER BY m.deliver_after, m.created_at",
+    {TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
 constinit pg::Statement select_next{"SELECT min(deliver_after) FROM @.outbox_scheduled", {}};
 
@@ -53,39 +49,62 @@ constinit pg::Statement delete_event{
 
 }  // namespace
 
+namespace {
+
+LogEntry entry_of(const pg::Row &row) {
+  const auto pointer = [&](int column) {
+    return row.is_null(column) ? nullptr : DatumGetPointer(row.datum(column));
+  };
+  return {reinterpret_cast<const text *>(pointer(3)),  reinterpret_cast<const text *>(pointer(4)),
+          reinterpret_cast<const text *>(pointer(5)),  reinterpret_cast<const text *>(pointer(6)),
+          reinterpret_cast<const text *>(pointer(7)),  reinterpret_cast<const Jsonb *>(pointer(8)),
+          reinterpret_cast<const Jsonb *>(pointer(9)), DatumGetTimestampTz(row.datum(10))};
+}
+
+struct MovedBatch {
+  int64 moved;
+  TimestampTz deliver_after, created_at;  // of the last one that was looked at
+};
+
+// False: there was none to look at.
+bool move_one_batch(TimestampTz now, MovedBatch *batch) {
+  return pg::spi([&] {
+    // Statistics of a table that fills and empties all the time say nothing. A batch must not cost a scan
+    // of all delayed events.
+    const int nest = NewGUCNestLevel();
+    (void)set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
+                            false);
+    const uint64 rows = move_batch.run({pg::value(TimestampTzGetDatum(now)),
+                                        pg::value(TimestampTzGetDatum(batch->deliver_after)),
+                                        pg::value(TimestampTzGetDatum(batch->created_at))});
+    AtEOXact_GUC(true, nest);
+    if (rows == 0) return false;
+    batch->deliver_after = DatumGetTimestampTz(pg::Row(0).datum(1));
+    batch->created_at = DatumGetTimestampTz(pg::Row(0).datum(2));
+    batch->moved = pg::Row(0).is_null(5) ? 0 : static_cast<int64>(rows);
+    for (int64 i = 0; i < batch->moved; ++i) {
+      int64 id;
+      (void)append_to_log(entry_of(pg::Row(static_cast<uint64>(i))), nullptr, &id);
+    }
+    return true;
+  });
+}
+
+}  // namespace
+
 int64 move_due_events() {
   const TimestampTz now = GetCurrentTimestamp();
   if (next_scheduled_due() > now) return 0;
-  const FullTransactionId transaction = GetTopFullTransactionId();
   int64 total = 0;
-  TimestampTz deliver_after = DT_NOBEGIN;
-  TimestampTz created_at = DT_NOBEGIN;
-  for (bool more = true; more;) {
+  MovedBatch batch{0, DT_NOBEGIN, DT_NOBEGIN};
+  for (;;) {
     CHECK_FOR_INTERRUPTS();
-    more = pg::spi([&] {
-      // Statistics of a table that fills and empties all the time say nothing. A batch must not cost a scan
-      // of all delayed events.
-      const int nest = NewGUCNestLevel();
-      (void)set_config_option("enable_seqscan", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0,
-                              false);
-      const uint64 batches = move_batch.run(
-          {pg::value(ObjectIdGetDatum(pg::extension().outbox_log_id_seq)),
-           pg::value(FullTransactionIdGetDatum(transaction)), pg::value(TimestampTzGetDatum(now)),
-           pg::value(TimestampTzGetDatum(deliver_after)), pg::value(TimestampTzGetDatum(created_at))});
-      AtEOXact_GUC(true, nest);
-      if (batches == 0) return false;
-      const pg::Row row(0);
-      const int64 moved = row.int64_at(1);
-      const TimestampTz last_deliver_after = DatumGetTimestampTz(row.datum(2));
-      const TimestampTz last_created_at = DatumGetTimestampTz(row.datum(3));
-      const bool forward = last_deliver_after != deliver_after || last_created_at != created_at;
-      total += moved;
-      deliver_after = last_deliver_after;
-      created_at = last_created_at;
-      return moved > 0 || forward;
-    });
+    const MovedBatch before = batch;
+    if (!move_one_batch(now, &batch)) return total;
+    total += batch.moved;
+    const bool forward = batch.deliver_after != before.deliver_after || batch.created_at != before.created_at;
+    if (batch.moved == 0 && !forward) return total;
   }
-  return total;
 }
 
 TimestampTz next_scheduled_due() {

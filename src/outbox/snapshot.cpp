@@ -4,9 +4,11 @@
 
 #include "core/wal_position.hpp"
 #include "outbox/cursor.hpp"
+#include "outbox/log_columns.hpp"
 #include "pg/fault_point.hpp"
 #include "pg/index_scan.hpp"
 #include "pg/statement.hpp"
+#include "storage/ring.hpp"
 
 #include "pg/server.hpp"
 
@@ -111,53 +113,55 @@ void flush_wal() {
   XLogFlush(end_of_wal(GetXLogInsertRecPtr(), layout));
 }
 
-StoredWindow *load_window(int32 destination, int32 shard, int64 window_no) {
+namespace {
+
+StoredWindow *load_from(int piece, int32 destination, int32 shard, int64 window_no, Snapshot snapshot) {
   const pg::Extension &e = pg::extension();
   ScanKeyData keys[3];
   pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
   pg::int8_compares(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, window_no);
-  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-  pg::IndexScan scan = pg::begin_scan(e.outbox_windows, e.outbox_windows_pkey, snapshot, keys, 3);
+  pg::IndexScan scan =
+      pg::begin_scan(e.outbox_windows_pieces[piece], e.outbox_windows_pkey_pieces[piece], snapshot, keys, 3);
   StoredWindow *window = nullptr;
   if (scan.next()) {
     window = static_cast<StoredWindow *>(palloc0(sizeof(StoredWindow)));
     bool null;
     StoredSnapshot &s = window->snapshot;
-    s.era = DatumGetInt32(scan.datum(4, &null));
-    s.floor = DatumGetInt64(scan.datum(5, &null));
-    const auto *server =
-        reinterpret_cast<const ServerSnapshot *>(PG_DETOAST_DATUM_COPY(scan.datum(6, &null)));
+    s.era = DatumGetInt32(scan.datum(window_column::kEra, &null));
+    s.floor = DatumGetInt64(scan.datum(window_column::kFloor, &null));
+    const auto *server = reinterpret_cast<const ServerSnapshot *>(
+        PG_DETOAST_DATUM_COPY(scan.datum(window_column::kSnapshot, &null)));
     s.xmin = server->xmin;
     s.xmax = server->xmax;
     s.xip = server->xip;
     s.xip_count = static_cast<int32>(server->count);
-    s.next = DatumGetUInt64(scan.datum(7, &null));
-    s.ceiling = DatumGetInt64(scan.datum(8, &null));
-    window->taken_at = DatumGetTimestampTz(scan.datum(9, &null));
-    const Datum resumed_at = scan.datum(10, &null);
+    s.next = DatumGetUInt64(scan.datum(window_column::kNext, &null));
+    s.ceiling = DatumGetInt64(scan.datum(window_column::kCeiling, &null));
+    window->taken_at = DatumGetTimestampTz(scan.datum(window_column::kTakenAt, &null));
+    const Datum resumed_at = scan.datum(window_column::kResumedAt, &null);
     window->resumed_at = null ? -1 : DatumGetInt64(resumed_at);
   }
   scan.end();
-  UnregisterSnapshot(snapshot);
+  return window;
+}
+
+}  // namespace
+
+StoredWindow *load_window(int32 destination, int32 shard, int64 window_no) {
+  const storage::RingView view = storage::open_view(storage::RingName::kProgress);
+  StoredWindow *window = nullptr;
+  for (int i = 0; i < view.ring.count && !window; ++i)
+    window = load_from(view.ring.newest(i), destination, shard, window_no, view.snapshot);
+  storage::close_view(view);
   if (window) window->snapshot.first_id = first_id_of_era(window->snapshot.era);
   return window;
 }
 
 namespace {
 
-constinit pg::Statement insert_window{
-    "INSERT INTO @.outbox_windows (destination, shard, window_no, era, floor, snapshot, next, ceiling, "
-    "taken_at,"
-    " resumed_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp(), $9)",
-    {INT4OID, INT4OID, INT8OID, INT4OID, INT8OID, PG_SNAPSHOTOID, XID8OID, INT8OID, INT8OID}};
-
-constinit pg::Statement insert_first_cursor{
-    "INSERT INTO @.outbox_batches (destination, shard, seq, window_no, position, token, delivered, parked,"
-    " total_delivered, total_parked, published_at)"
-    " SELECT destination, shard, 0, $3, $4, token, 0, 0, $5, $6, clock_timestamp()"
-    " FROM @.outbox_shards WHERE destination = $1 AND shard = $2",
-    {INT4OID, INT4OID, INT8OID, INT8OID, INT8OID, INT8OID}};
+constinit pg::Statement select_token{
+    "SELECT token FROM @.outbox_shards WHERE destination = $1 AND shard = $2", {INT4OID, INT4OID}};
 
 constinit pg::Statement end_leases{
     "UPDATE @.outbox_shards SET token = token + 1, holder = NULL, holder_pid = NULL"
@@ -175,10 +179,32 @@ constinit pg::Statement count_shards{"SELECT shards FROM @.outbox_destinations W
 
 void store_window(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &s,
                   int64 resumed_at) {
-  insert_window.run({pg::value(destination), pg::value(shard), pg::value(window_no), pg::value(s.era),
-                     pg::value(s.floor), pg::value(static_cast<const void *>(to_server(s))),
-                     pg::value(UInt64GetDatum(s.next)), pg::value(s.ceiling),
-                     resumed_at < 0 ? pg::null_value() : pg::value(resumed_at)});
+  const Datum values[]{
+      Int32GetDatum(destination), Int32GetDatum(shard),     Int64GetDatum(window_no),
+      Int32GetDatum(s.era),       Int64GetDatum(s.floor),   PointerGetDatum(to_server(s)),
+      UInt64GetDatum(s.next),     Int64GetDatum(s.ceiling), TimestampTzGetDatum(GetCurrentTimestamp()),
+      Int64GetDatum(resumed_at)};
+  bool nulls[window_column::kResumedAt]{};
+  nulls[window_column::kResumedAt - 1] = resumed_at < 0;
+  storage::insert_into_ring(storage::RingName::kProgress, pg::extension().outbox_windows_pieces, values,
+                            nulls);
+}
+
+void store_batch(const BatchRow &b) {
+  const Datum values[]{Int32GetDatum(b.destination),
+                       Int32GetDatum(b.shard),
+                       Int64GetDatum(b.seq),
+                       Int64GetDatum(b.window_no),
+                       Int64GetDatum(b.position),
+                       Int64GetDatum(b.token),
+                       Int32GetDatum(b.delivered),
+                       Int32GetDatum(b.parked),
+                       Int64GetDatum(b.total_delivered),
+                       Int64GetDatum(b.total_parked),
+                       TimestampTzGetDatum(GetCurrentTimestamp())};
+  const bool nulls[batch_column::kPublishedAt]{};
+  storage::insert_into_ring(storage::RingName::kProgress, pg::extension().outbox_batches_pieces, values,
+                            nulls);
 }
 
 namespace {
@@ -193,8 +219,9 @@ int32 shards_of(int32 destination) {
 void store_first_cursor(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &window,
                         int64 total_delivered, int64 total_parked) {
   store_window(destination, shard, window_no, window, -1);
-  insert_first_cursor.run({pg::value(destination), pg::value(shard), pg::value(window_no),
-                           pg::value(window.ceiling), pg::value(total_delivered), pg::value(total_parked)});
+  select_token.run({pg::value(destination), pg::value(shard)});
+  store_batch({destination, shard, 0, window_no, window.ceiling, pg::Row(0).int64_at(1), 0, 0,
+               total_delivered, total_parked});
 }
 
 }  // namespace

@@ -32,9 +32,18 @@ struct StoredWindow {
 // Null when there is no such row.
 StoredWindow *load_window(int32 destination, int32 shard, int64 window_no);
 
-// Runs inside pg::spi. `resumed_at` -1: not the first window of an era.
+// `resumed_at` -1: not the first window of an era.
 void store_window(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &snapshot,
                   int64 resumed_at);
+
+// One step of a shard: the row that becomes its cursor. The caller holds the lock of the shard row.
+struct BatchRow {
+  int32 destination, shard;
+  int64 seq, window_no, position, token;
+  int32 delivered, parked;  // of this batch
+  int64 total_delivered, total_parked;
+};
+void store_batch(const BatchRow &batch);
 
 // Window 0 and the cursor of every shard of a new destination, which then gets what `start` does not see. For
 // a start at "now" that is take_snapshot(), for a start at a position start_at(), see core/snapshot.hpp.

@@ -10,6 +10,7 @@
 #include "pg/boundary.hpp"
 #include "pg/index_scan.hpp"
 #include "pg/statement.hpp"
+#include "storage/ring.hpp"
 
 #include "pg/server.hpp"
 
@@ -52,12 +53,17 @@ int64 first_window(int32 destination, int32 shard) {
   ScanKeyData keys[2];
   pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
-  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-  pg::IndexScan scan = pg::begin_scan(e.outbox_windows, e.outbox_windows_pkey, snapshot, keys, 2);
-  bool null;
-  const int64 number = scan.next() ? DatumGetInt64(scan.datum(3, &null)) : -1;
-  scan.end();
-  UnregisterSnapshot(snapshot);
+  const storage::RingView view = storage::open_view(storage::RingName::kProgress);
+  int64 number = -1;
+  for (int i = 0; i < view.ring.count && number < 0; ++i) {
+    const int piece = view.ring.pieces[i];
+    pg::IndexScan scan = pg::begin_scan(e.outbox_windows_pieces[piece], e.outbox_windows_pkey_pieces[piece],
+                                        view.snapshot, keys, 2);
+    bool null;
+    if (scan.next()) number = DatumGetInt64(scan.datum(window_column::kWindowNo, &null));
+    scan.end();
+  }
+  storage::close_view(view);
   return number;
 }
 
@@ -167,15 +173,14 @@ bool has_pending(int32 destination, int32 shards, ArrayType *event_types, const 
     xmin = std::min(xmin, window->snapshot.xmin);
   }
 
-  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
   const pg::Extension &e = pg::extension();
   ScanKeyData by_id, by_txid;
   pg::int8_compares(&by_id, 1, BTGreaterStrategyNumber, F_INT8GT, floor);
-  ScanKeyEntryInitialize(&by_txid, 0, 1, BTGreaterEqualStrategyNumber, InvalidOid, InvalidOid, F_XID8GE,
-                         UInt64GetDatum(xmin));
+  pg::xid8_compares(&by_txid, 1, BTGreaterEqualStrategyNumber, F_XID8GE, xmin);
+  const storage::RingView view = storage::open_view(storage::RingName::kLog);
   bool found = false;
-  const auto look = [&](Oid index, ScanKey key) {
-    pg::IndexScan scan = pg::begin_scan(e.outbox_log, index, snapshot, key, 1);
+  const auto look = [&](Oid table, Oid index, ScanKey key) {
+    pg::IndexScan scan = pg::begin_scan(table, index, view.snapshot, key, 1);
     while (!found && scan.next()) {
       CHECK_FOR_INTERRUPTS();
       const Traits event = traits(scan);
@@ -185,9 +190,12 @@ bool has_pending(int32 destination, int32 shards, ArrayType *event_types, const 
     }
     scan.end();
   };
-  look(e.outbox_log_pkey, &by_id);
-  look(e.outbox_log_txid, &by_txid);
-  UnregisterSnapshot(snapshot);
+  for (int i = 0; i < view.ring.count; ++i) {
+    const int piece = view.ring.pieces[i];
+    look(e.outbox_log_pieces[piece], e.outbox_log_pkey_pieces[piece], &by_id);
+    look(e.outbox_log_pieces[piece], e.outbox_log_txid_pieces[piece], &by_txid);
+  }
+  storage::close_view(view);
   return found;
 }
 

@@ -167,10 +167,20 @@ void pass_over(const Destination &d, int32 shard, const Cursor &cursor, const Op
   entry->skipped += skipped;
 }
 
+// The oldest piece of the log goes when the stored progress of all shards is past it.
+bool retention_waits(const PassedOver &memory, int32 destination, int32 shard, const Cursor &cursor) {
+  const int64 position = storage::ring(storage::RingName::kLog).waiting_position;
+  if (position == 0 || memory.done->floor < position) return false;
+  const StoredWindow *stored = load_window(destination, shard, cursor.window_no);
+  return stored && stored->snapshot.floor < position;
+}
+
 bool progress_is_due(const Destination &d, int32 shard, const Cursor &cursor, OpenWindow *done) {
   PassedOver *memory = remembered(d, shard, cursor);
-  if (!memory || memory->skipped == 0) return false;
-  if (ms_until_due(*memory) > 0 && !RETRYSAFE_FAULT("reader.store_progress")) return false;
+  if (!memory) return false;
+  const bool old_enough = ms_until_due(*memory) == 0 || RETRYSAFE_FAULT("reader.store_progress");
+  if (!(memory->skipped > 0 && old_enough) && !retention_waits(*memory, d.destination, shard, cursor))
+    return false;
   const StoredSnapshot *snapshot = copy_snapshot(*memory->done, CurrentMemoryContext);
   *done = {{nullptr, snapshot}, memory->window_no, memory->stored, snapshot->ceiling};
   return true;
@@ -193,10 +203,11 @@ void WindowScan::begin(const Window &window, int64 after, int64 up_to, int64 bou
   late_count_ = late_capacity_ = 0;
   current_late_ = -1;
   main_open_ = false;
+  main_piece_ = 0;
   looked_at_ = 0;
   // Rows are never changed and what the window sees has ended, so any later snapshot shows the same rows of
   // it.
-  mvcc_ = RegisterSnapshot(GetLatestSnapshot());
+  log_ = storage::open_view(storage::RingName::kLog);
   if (!window.crosses_eras() && after < window.scan_floor()) find_late_writers();
 }
 
@@ -207,15 +218,21 @@ void WindowScan::find_late_writers() {
   for (int32 i = 0; i < done.xip_count; ++i)
     if (window_.is_late(done.xip[i])) add_late_writer(done.xip[i]);
 
-  // [xmax, next) is a range of numbers, most of which wrote nothing (one transaction with many
-  // subtransactions makes it long). The entries of the index tell which did; rows are not looked at.
+  if (done.xmax >= done.next || RETRYSAFE_FAULT("reader.no_late_range")) return;
+  for (int i = 0; i < log_.ring.count; ++i) find_late_writers_in(log_.ring.pieces[i]);
+}
+
+// [xmax, next) is a range of numbers, most of which wrote nothing (one transaction with many subtransactions
+// makes it long). The entries of the index tell which did; rows are not looked at.
+void WindowScan::find_late_writers_in(int piece) {
   const pg::Extension &e = pg::extension();
+  const StoredSnapshot &done = *window_.done->snapshot;
   uint64 from = done.xmax;
-  if (from >= done.next || RETRYSAFE_FAULT("reader.no_late_range")) return;
   ScanKeyData keys[2];
   pg::xid8_compares(&keys[0], 1, BTGreaterEqualStrategyNumber, F_XID8GE, from);
   pg::xid8_compares(&keys[1], 1, BTLessStrategyNumber, F_XID8LT, done.next);
-  pg::IndexScan writers = pg::begin_scan(e.outbox_log, e.outbox_log_txid, mvcc_, keys, 2);
+  pg::IndexScan writers =
+      pg::begin_scan(e.outbox_log_pieces[piece], e.outbox_log_txid_pieces[piece], log_.snapshot, keys, 2);
   writers.scan->xs_want_itup = true;
   for (;;) {
     keys[0].sk_argument = UInt64GetDatum(from);
@@ -224,13 +241,17 @@ void WindowScan::find_late_writers() {
     bool null;
     const uint64 txid =
         DatumGetUInt64(index_getattr(writers.scan->xs_itup, 1, writers.scan->xs_itupdesc, &null));
-    if (window_.is_late(txid)) add_late_writer(txid);
+    if (window_.is_late(txid)) add_late_writer_in(piece, txid);
     from = txid + 1;
   }
   writers.end();
 }
 
 void WindowScan::add_late_writer(uint64 txid) {
+  for (int i = 0; i < log_.ring.count; ++i) add_late_writer_in(log_.ring.pieces[i], txid);
+}
+
+void WindowScan::add_late_writer_in(int piece, uint64 txid) {
   const pg::Extension &e = pg::extension();
   const StoredSnapshot &done = *window_.done->snapshot;
   ScanKeyData keys[3];
@@ -238,7 +259,8 @@ void WindowScan::add_late_writer(uint64 txid) {
   // Rows from before the era carry numbers of another cluster.
   pg::int8_compares(&keys[1], 2, BTGreaterStrategyNumber, F_INT8GT, std::max(after_, done.first_id - 1));
   pg::int8_compares(&keys[2], 2, BTLessEqualStrategyNumber, F_INT8LE, std::min(done.floor, up_to_));
-  LateWriter writer{pg::begin_scan(e.outbox_log, e.outbox_log_txid, mvcc_, keys, 3), 0};
+  LateWriter writer{
+      pg::begin_scan(e.outbox_log_pieces[piece], e.outbox_log_txid_pieces[piece], log_.snapshot, keys, 3), 0};
   if (!advance(&writer)) {
     writer.scan.end();
     return;
@@ -256,6 +278,27 @@ bool WindowScan::advance(LateWriter *writer) {
   bool null;
   writer->id = DatumGetInt64(writer->scan.datum(log_column::kId, &null));
   return true;
+}
+
+bool WindowScan::next_of_main() {
+  for (;;) {
+    if (main_open_) {
+      if (main_.next()) return true;
+      main_.end();
+      main_open_ = false;
+      ++main_piece_;
+    }
+    if (main_piece_ == log_.ring.count) return false;
+    const pg::Extension &e = pg::extension();
+    const int piece = log_.ring.pieces[main_piece_];
+    ScanKeyData keys[2];
+    pg::int8_compares(&keys[0], 1, BTGreaterStrategyNumber, F_INT8GT,
+                      std::max(position_, window_.scan_floor()));
+    pg::int8_compares(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, up_to_);
+    main_ =
+        pg::begin_scan(e.outbox_log_pieces[piece], e.outbox_log_pkey_pieces[piece], log_.snapshot, keys, 2);
+    main_open_ = true;
+  }
 }
 
 WindowScan::Step WindowScan::next() {
@@ -279,18 +322,9 @@ WindowScan::Step WindowScan::next() {
     return Step::kRow;
   }
 
-  if (!main_open_) {
-    const pg::Extension &e = pg::extension();
-    ScanKeyData keys[2];
-    pg::int8_compares(&keys[0], 1, BTGreaterStrategyNumber, F_INT8GT,
-                      std::max(position_, window_.scan_floor()));
-    pg::int8_compares(&keys[1], 1, BTLessEqualStrategyNumber, F_INT8LE, up_to_);
-    main_ = pg::begin_scan(e.outbox_log, e.outbox_log_pkey, mvcc_, keys, 2);
-    main_open_ = true;
-  }
   for (;;) {
     if (looked_at_ >= bound_) return Step::kPause;
-    if (!main_.next()) {
+    if (!next_of_main()) {
       position_ = std::max(position_, up_to_);
       return Step::kEnd;
     }
@@ -310,7 +344,7 @@ WindowScan::Step WindowScan::next() {
 void WindowScan::end() {
   for (int i = 0; i < late_count_; ++i) late_[i].scan.end();
   if (main_open_) main_.end();
-  UnregisterSnapshot(mvcc_);
+  storage::close_view(log_);
 }
 
 }  // namespace retrysafe::outbox

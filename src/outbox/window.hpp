@@ -6,6 +6,7 @@
 #include "outbox/engine.hpp"
 #include "outbox/log_identity.hpp"
 #include "pg/index_scan.hpp"
+#include "storage/ring.hpp"
 #include "pg/server.hpp"
 
 namespace retrysafe::outbox {
@@ -56,11 +57,14 @@ class WindowScan {
   };
 
   void find_late_writers();
+  void find_late_writers_in(int piece);
   void add_late_writer(uint64 txid);
+  void add_late_writer_in(int piece, uint64 txid);
+  bool next_of_main();
   bool advance(LateWriter *writer);
 
   Window window_;
-  ::Snapshot mvcc_;
+  storage::RingView log_;
   int64 after_;
   int64 up_to_;
   int64 bound_;
@@ -70,6 +74,7 @@ class WindowScan {
   int current_late_;
   pg::IndexScan main_;
   bool main_open_;
+  int main_piece_;  // index into the ring: positions grow from piece to piece
   int64 id_;
   TupleTableSlot *slot_;
   int64 position_;

@@ -21,6 +21,11 @@ bool is_ours(Oid relation) {
   if (relation == cached.name) return true;
   RETRYSAFE_RELATIONS(X)
 #undef X
+#define X(name)                                \
+  for (const Oid piece : cached.name##_pieces) \
+    if (relation == piece) return true;
+  RETRYSAFE_RING_RELATIONS(X)
+#undef X
   return false;
 }
 
@@ -64,6 +69,14 @@ Oid find_member(const Extension &e, const char *name) {
   return relation;
 }
 
+bool find_pieces(const Extension &e, const char *name, Oid (&pieces)[kRingPieces]) {
+  for (int i = 0; i < kRingPieces; ++i) {
+    pieces[i] = find_member(e, psprintf("%s_%d", name, i + 1));
+    if (!OidIsValid(pieces[i])) return false;
+  }
+  return true;
+}
+
 bool read_extension(Extension &e) {
   if (!read_extension_row(e)) return false;
   const char *schema = get_namespace_name(e.schema);
@@ -73,6 +86,10 @@ bool read_extension(Extension &e) {
   e.name = find_member(e, #name); \
   if (!OidIsValid(e.name)) return false;
   RETRYSAFE_RELATIONS(X)
+#undef X
+#define X(name) \
+  if (!find_pieces(e, #name, e.name##_pieces)) return false;
+  RETRYSAFE_RING_RELATIONS(X)
 #undef X
   return true;
 }

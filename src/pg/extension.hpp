@@ -10,13 +10,12 @@ namespace retrysafe::pg {
 // X-macro of the relations that C++ opens by itself; each is looked up once by name in the extension's schema
 // and must be a member of the extension. SQL statements name the schema instead (see statement.hpp).
 #define RETRYSAFE_RELATIONS(X)  \
+  X(ring_pieces)                \
   X(idem_records)               \
-  X(idem_records_pkey)          \
+  X(idem_records_with_ttl)      \
+  X(idem_records_with_ttl_pkey) \
   X(idempotency_records)        \
   X(outbox_log)                 \
-  X(outbox_log_pkey)            \
-  X(outbox_log_event_key)       \
-  X(outbox_log_txid)            \
   X(outbox_log_id_seq)          \
   X(outbox_eras)                \
   X(outbox_eras_pkey)           \
@@ -24,15 +23,26 @@ namespace retrysafe::pg {
   X(outbox_scheduled_event_key) \
   X(outbox_shards)              \
   X(outbox_shards_pkey)         \
-  X(outbox_windows)             \
-  X(outbox_windows_pkey)        \
-  X(outbox_batches)             \
-  X(outbox_batches_pkey)        \
   X(outbox_parked)              \
   X(outbox_parked_pkey)         \
   X(outbox_parked_due)          \
   X(outbox_parked_waiting)      \
   X(outbox_parked_dead)
+
+// The pieces of rings, see storage/ring.hpp: name_1, name_2, …
+#define RETRYSAFE_RING_RELATIONS(X) \
+  X(idem_records)                   \
+  X(idem_records_pkey)              \
+  X(outbox_log)                     \
+  X(outbox_log_pkey)                \
+  X(outbox_log_event_key)           \
+  X(outbox_log_txid)                \
+  X(outbox_batches)                 \
+  X(outbox_batches_pkey)            \
+  X(outbox_windows)                 \
+  X(outbox_windows_pkey)
+
+inline constexpr int kRingPieces = 3;
 
 struct Extension {
   Oid oid;
@@ -43,6 +53,9 @@ struct Extension {
   uint64 generation;
 #define X(name) Oid name;
   RETRYSAFE_RELATIONS(X)
+#undef X
+#define X(name) Oid name##_pieces[kRingPieces];
+  RETRYSAFE_RING_RELATIONS(X)
 #undef X
 };
 

@@ -275,19 +275,39 @@ class Worker {
     if (worked_ && idle) clean_up_at_ = std::min(clean_up_at_, std::max(now, cleaned_up_at_ + kCleanUpIdle));
     if (idle) worked_ = false;
     if (now < clean_up_at_) return;
+    const CleanUp result = clean_up_once(now);
+    cleaned_up_at_ = now_ms();
+    clean_up_at_ = cleaned_up_at_ + (result == CleanUp::kMore      ? 0
+                                     : result == CleanUp::kBlocked ? kCleanUpIdle
+                                                                   : kCleanUpAnyway);
+  }
+
+  enum class CleanUp { kNothing, kMore, kBlocked };
+
+  CleanUp clean_up_once(Milliseconds now) {
     int64 removed = 0;
     bool installed = false;
-    const auto error = pg::in_transaction("removing what is old", nullptr, [&] {
+    auto error = pg::in_transaction("removing what is old", nullptr, [&] {
       installed = pg::extension_if_installed() != nullptr;
       if (!installed) return;
-      // Of a log that is not to be published nothing is taken away.
-      if (lanes_wanted_) removed = outbox::remove_old_events(kCleanUpRows);
+      if (lanes_wanted_) removed = outbox::remove_settled(kCleanUpRows);
       removed += idempotency::remove_expired(kCleanUpRows);
     });
-    cleaned_up_at_ = now_ms();
-    clean_up_at_ = cleaned_up_at_ + (removed >= kCleanUpRows ? 0 : kCleanUpAnyway);
-    if (error) failed("remove what is old", *error, now);
     if (!error && !installed) look_at_ = now;
+    CleanUp result = removed >= kCleanUpRows ? CleanUp::kMore : CleanUp::kNothing;
+    for (auto *turn_ring : {&idempotency::turn_record_ring, &outbox::turn_outbox_rings}) {
+      if (error || !installed) break;
+      // Of a log that is not to be published nothing is taken away.
+      if (turn_ring == &outbox::turn_outbox_rings && !lanes_wanted_) continue;
+      storage::Turn turn = storage::Turn::kNothing;
+      error = pg::in_transaction("turning a ring", nullptr, [&] {
+        if (pg::extension_if_installed()) turn = turn_ring();
+      });
+      if (turn == storage::Turn::kDone) result = CleanUp::kMore;
+      if (turn == storage::Turn::kBlocked && result == CleanUp::kNothing) result = CleanUp::kBlocked;
+    }
+    if (error) failed("remove what is old", *error, now);
+    return error ? CleanUp::kNothing : result;
   }
 
   // --- state

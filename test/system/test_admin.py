@@ -1,4 +1,5 @@
 """What operators touch: destinations, rights, status, dead letters, retention."""
+import re
 import base64
 import hmac
 import json
@@ -411,8 +412,8 @@ def test_old_shards_stay_told_when_retention_took_their_start(db, no_retention):
     for key in "abcd":
         emit(db, key, ordering_key=key)
         drain(db, "d")
-    while db.value("SELECT outbox_cleanup()") > 0:
-        pass
+    clean_up(db, "d")
+    clean_up(db)
     assert db.value("SELECT min(window_no) FROM outbox_windows") > 0
     emit(db, "e")
     drain(db, "d")
@@ -525,8 +526,10 @@ def test_status_tells_depth_and_age_without_reading_the_log(db):
     now = status(db, "d")
     assert now["state"] == "publishing" and now["holders"]
     plan = "\n".join(row[0] for row in db.sql("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT * FROM outbox_status"))
-    log = [line for line in plan.splitlines() if "on outbox_log l" in line]
-    assert len(log) == 1 and "Index Scan" in log[0] and "rows=1 " in log[0], plan
+    log = [line for line in plan.splitlines() if "on outbox_log" in line and "id_seq" not in line and "(never executed)" not in line]
+    rows = [int(re.search(r"rows=(\d+)", line)[1]) for line in log]
+    assert sum(rows) == 1, plan
+    assert all("Index Scan" in line for line, n in zip(log, rows) if n), plan
 
 
 def test_status_shows_a_broken_off_shard(db):
@@ -655,9 +658,18 @@ def test_retention_keeps_what_a_destination_has_not_had(db, no_retention):
     assert drain(db, "fast") == drain(db, "slow") == ["next"]
 
 
+def clean_up(db, *destinations):
+    """Each call takes one step; destinations look in between, as their clients do."""
+    for _ in range(2):
+        while db.value("SELECT outbox_cleanup()") > 0:
+            pass
+        for name in destinations:
+            assert drain(db, name) == []
+
+
 def test_retention_by_age_without_a_destination(db, no_retention):
     emit(db, "a")
-    db.sql("SELECT outbox_cleanup()")
+    clean_up(db)
     assert kept(db) == []
 
 
@@ -670,18 +682,13 @@ def test_retention_time_counts(db):
     assert kept(db) == ["a", "b"]
 
 
-def test_retention_goes_in_batches(db, no_retention):
-    db.sql("SELECT outbox_emit(NULL, 'k' || i, 't', '{}') FROM generate_series(1, 100) AS i")
-    assert db.value("SELECT outbox_cleanup(30)") == 30
-    assert len(kept(db)) == 70
-
-
 def test_progress_rows_do_not_grow_for_ever(db, no_retention):
     db.sql("SELECT outbox_create_destination('d', 'pull')")
     for i in range(50):
         emit(db, f"k{i}")
         assert drain(db, "d") == [f"k{i}"]
-    db.sql("SELECT outbox_cleanup()")
+    clean_up(db, "d")
+    clean_up(db)
     assert len(kept(db)) <= 1
     assert db.value("SELECT count(*) FROM outbox_batches") <= 3
     assert db.value("SELECT count(*) FROM outbox_windows") <= 3

@@ -11,7 +11,7 @@ import pytest
 from conftest import TOP, Database, make_database, run
 
 # Members of the extension that are not for users: views and other functions call them.
-INTERNAL = {"outbox_recorded_at", "outbox_redacted_options", "outbox_options_of_kind", "outbox_list_workers",
+INTERNAL = {"outbox_recorded_at", "outbox_passed_position", "outbox_redacted_options", "outbox_options_of_kind", "outbox_list_workers",
             "retrysafe_objects_of", "retrysafe_check_access", "retrysafe_holds"}
 # Settings of test builds only.
 TEST_SETTINGS = {"retrysafe.fault_points"}
@@ -122,7 +122,7 @@ def in_units(number, unit):
     """As the server shows a setting: in the largest unit that divides it."""
     sizes = {"s": [("d", 86400), ("h", 3600), ("min", 60), ("s", 1)],
              "ms": [("h", 3600000), ("min", 60000), ("s", 1000), ("ms", 1)],
-             "B": [("MB", 1048576), ("kB", 1024), ("B", 1)], None: [("", 1)]}[unit]
+             "MB": [("GB", 1024), ("MB", 1)], "B": [("MB", 1048576), ("kB", 1024), ("B", 1)], None: [("", 1)]}[unit]
     number = int(number)
     return next(f"{number // size}{name}" for name, size in sizes if number % size == 0) if number else "0"
 

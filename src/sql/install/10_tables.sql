@@ -11,7 +11,9 @@
 -- function that fits better than the server's own, to be run by this script or bound into what it creates.
 SET LOCAL search_path = pg_catalog, pg_temp;
 
--- One row per finished request. Owning a key while the work is under way is a lock, not a row.
+-- One row per finished request. Owning a key while the work is under way is a lock, not a row. The rows are in the
+-- tables that inherit from this one: in a ring (below), and those with a ttl of their own in a table that is cleaned
+-- row by row. A key can have several rows; only one of them is alive.
 CREATE TABLE @extschema@.idem_records (
   key           text COLLATE "C" NOT NULL,
   scope         text COLLATE "C" NOT NULL,
@@ -20,10 +22,12 @@ CREATE TABLE @extschema@.idem_records (
   response_json jsonb,
   created_at    timestamptz NOT NULL,
   completed_at  timestamptz NOT NULL,
-  expires_at    timestamptz NOT NULL,
-  CONSTRAINT idem_records_pkey PRIMARY KEY (key, scope)
+  expires_at    timestamptz NOT NULL
 );
-CREATE INDEX idem_records_expires_at ON @extschema@.idem_records (expires_at);
+CREATE TABLE @extschema@.idem_records_with_ttl (
+  CONSTRAINT idem_records_with_ttl_pkey PRIMARY KEY (key, scope)
+) INHERITS (@extschema@.idem_records);
+CREATE INDEX idem_records_with_ttl_expires_at ON @extschema@.idem_records_with_ttl (expires_at);
 
 -- Events a consumer has seen.
 CREATE TABLE @extschema@.inbox_messages (
@@ -34,7 +38,7 @@ CREATE TABLE @extschema@.inbox_messages (
 );
 CREATE INDEX inbox_messages_seen_at ON @extschema@.inbox_messages (seen_at);
 
--- The log of events. `id` is a position, handed out before commit; readers go by `txid` (see docs/architecture.md).
+-- The log of events, a ring. `id` is a position, handed out before commit; readers go by `txid` (see docs/architecture.md).
 -- CACHE 1: the reader relies on positions that are drawn in order.
 CREATE SEQUENCE @extschema@.outbox_log_id_seq AS bigint CACHE 1;
 CREATE TABLE @extschema@.outbox_log (
@@ -47,12 +51,8 @@ CREATE TABLE @extschema@.outbox_log (
   ordering_key    text COLLATE "C",
   payload         jsonb,
   headers         jsonb,
-  created_at      timestamptz NOT NULL,
-  CONSTRAINT outbox_log_pkey PRIMARY KEY (id)
+  created_at      timestamptz NOT NULL
 );
-CREATE UNIQUE INDEX outbox_log_event_key ON @extschema@.outbox_log (event_key, scope);
-CREATE INDEX outbox_log_txid ON @extschema@.outbox_log (txid, id);
-CREATE INDEX outbox_log_idempotency_key ON @extschema@.outbox_log (idempotency_key) WHERE idempotency_key IS NOT NULL;
 
 -- Events that are not due yet. A claim moves due ones into the log, where they get their position.
 CREATE TABLE @extschema@.outbox_scheduled (
@@ -127,6 +127,8 @@ CREATE TABLE @extschema@.outbox_shards (
   CONSTRAINT outbox_shards_pkey PRIMARY KEY (destination, shard)
 ) WITH (fillfactor = 50);
 
+-- The ring of progress: windows and batches, which turn together.
+
 -- A window is what its snapshot sees and the snapshot of the window before does not. Window 0 is where the
 -- destination started. Written once per window.
 CREATE TABLE @extschema@.outbox_windows (
@@ -139,8 +141,7 @@ CREATE TABLE @extschema@.outbox_windows (
   next        xid8 NOT NULL,             -- next transaction id, read after the snapshot
   ceiling     bigint NOT NULL,           -- last position drawn after the snapshot
   taken_at    timestamptz NOT NULL,
-  resumed_at  bigint,                    -- first window of an era: how far the window before it had been read
-  CONSTRAINT outbox_windows_pkey PRIMARY KEY (destination, shard, window_no)
+  resumed_at  bigint                     -- first window of an era: how far the window before it had been read
 );
 
 -- Progress, append-only: the newest row of a shard is its cursor, older ones are the record of deliveries.
@@ -155,8 +156,52 @@ CREATE TABLE @extschema@.outbox_batches (
   parked          integer NOT NULL,
   total_delivered bigint NOT NULL,       -- of the shard so far
   total_parked    bigint NOT NULL,
-  published_at    timestamptz NOT NULL,
-  CONSTRAINT outbox_batches_pkey PRIMARY KEY (destination, shard, seq)
+  published_at    timestamptz NOT NULL
+);
+
+-- Rings. Each of these tables is a parent without rows; the rows are in its three pieces, one of which takes the new
+-- ones. A piece in which nothing is needed any more is emptied by TRUNCATE. See src/storage/README.md.
+DO $$
+DECLARE
+  parent text;
+  pkey   text;
+  piece  integer;
+BEGIN
+  FOR parent, pkey IN VALUES ('idem_records', 'key, scope'), ('outbox_log', 'id'),
+                             ('outbox_windows', 'destination, shard, window_no'),
+                             ('outbox_batches', 'destination, shard, seq') LOOP
+    FOR piece IN 1..3 LOOP
+      -- Rows are only added, and the piece goes as a whole: vacuuming it because of insertions would be for nothing.
+      EXECUTE pg_catalog.format(
+        'CREATE TABLE @extschema@.%1$I (CONSTRAINT %2$I PRIMARY KEY (%3$s)) INHERITS (@extschema@.%4$I) '
+        'WITH (autovacuum_vacuum_insert_threshold = -1)',
+        parent || '_' || piece, parent || '_pkey_' || piece, pkey, parent);
+      IF parent = 'outbox_log' THEN
+        EXECUTE pg_catalog.format('CREATE UNIQUE INDEX %I ON @extschema@.%I (event_key, scope)',
+                       'outbox_log_event_key_' || piece, parent || '_' || piece);
+        EXECUTE pg_catalog.format('CREATE INDEX %I ON @extschema@.%I (txid, id)',
+                       'outbox_log_txid_' || piece, parent || '_' || piece);
+        EXECUTE pg_catalog.format('CREATE INDEX %I ON @extschema@.%I (idempotency_key) WHERE idempotency_key IS NOT NULL',
+                       'outbox_log_idempotency_key_' || piece, parent || '_' || piece);
+      END IF;
+    END LOOP;
+  END LOOP;
+END
+$$;
+
+-- What becomes of the pieces of the rings. The highest generation of a ring takes the new rows; before the first
+-- row is here, that is generation 1. A generation lives in piece (generation - 1) % 3 + 1, and its row goes when the
+-- piece is emptied. Whoever chooses a piece holds a lock on this table meanwhile.
+CREATE TABLE @extschema@.ring_pieces (
+  ring            text COLLATE "C" NOT NULL, -- records | log | progress
+  generation      bigint NOT NULL,
+  since           timestamptz NOT NULL,      -- writers choose it from then on
+  since_position  bigint NOT NULL,           -- last position of the log that was drawn by then
+  sealed_at       timestamptz,               -- when its last writer was found gone
+  sealed_position bigint,                    -- a position of the log that was drawn after that
+  needed_until    timestamptz,               -- records: when the last one expires
+  retired         boolean NOT NULL DEFAULT false, -- nobody looks into it any more
+  CONSTRAINT ring_pieces_pkey PRIMARY KEY (ring, generation)
 );
 
 -- The exceptions: events that failed at a destination, and those that wait behind them for the sake of order.

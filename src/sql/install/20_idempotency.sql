@@ -83,8 +83,10 @@ COMMENT ON FUNCTION @extschema@.inbox_accept(text, text[]) IS
 
 -- One row per key: the live one, or else the last, until it is removed.
 CREATE VIEW @extschema@.idempotency_records AS
-SELECT key, scope, request_hash, status, response_json, created_at, completed_at, expires_at
-  FROM @extschema@.idem_records;
+SELECT DISTINCT ON (key, scope)
+       key, scope, request_hash, status, response_json, created_at, completed_at, expires_at
+  FROM @extschema@.idem_records
+ ORDER BY key, scope, expires_at DESC;
 COMMENT ON VIEW @extschema@.idempotency_records IS 'The saved answers; one that has expired counts as absent.';
 
 -- Counts are estimates, or stop at 10000: an operator's look costs the same however many records there are.
@@ -98,15 +100,19 @@ WITH clock AS MATERIALIZED (
     FROM pg_catalog.pg_locks
    WHERE locktype = 'advisory' AND objsubid = 21075
      AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+), records AS MATERIALIZED (
+  SELECT pg_catalog.sum(GREATEST(c.reltuples, 0))::bigint AS estimate,
+         pg_catalog.sum(pg_catalog.pg_total_relation_size(c.oid))::bigint AS bytes
+    FROM pg_catalog.pg_inherits i JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+   WHERE i.inhparent = '@extschema@.idem_records'::pg_catalog.regclass
 )
 SELECT claims.held AS keys_in_progress,
        claims.waiting AS sessions_waiting,
-       (SELECT GREATEST(reltuples, 0)::bigint FROM pg_catalog.pg_class
-         WHERE oid = '@extschema@.idem_records'::pg_catalog.regclass) AS records_estimate,
-       pg_catalog.pg_total_relation_size('@extschema@.idem_records'::pg_catalog.regclass) AS records_bytes,
-       (SELECT pg_catalog.count(*) FROM (SELECT FROM @extschema@.idem_records
+       records.estimate AS records_estimate,
+       records.bytes AS records_bytes,
+       (SELECT pg_catalog.count(*) FROM (SELECT FROM @extschema@.idem_records_with_ttl
                                           WHERE expires_at <= clock.now LIMIT 10000) AS r) AS records_expired,
-       (SELECT pg_catalog.min(expires_at) FROM @extschema@.idem_records) AS oldest_record_expires_at,
+       (SELECT pg_catalog.min(expires_at) FROM @extschema@.idem_records_with_ttl) AS oldest_record_expires_at,
        (SELECT GREATEST(reltuples, 0)::bigint FROM pg_catalog.pg_class
          WHERE oid = '@extschema@.inbox_messages'::pg_catalog.regclass) AS inbox_estimate,
        pg_catalog.pg_total_relation_size('@extschema@.inbox_messages'::pg_catalog.regclass) AS inbox_bytes,
@@ -114,6 +120,6 @@ SELECT claims.held AS keys_in_progress,
                                           WHERE seen_at <= clock.now - clock.inbox_retention LIMIT 10000) AS m)
          AS inbox_expired,
        (SELECT pg_catalog.min(seen_at) FROM @extschema@.inbox_messages) AS oldest_inbox_message_seen_at
-  FROM clock, claims;
+  FROM clock, claims, records;
 COMMENT ON VIEW @extschema@.idem_status IS
-  'Keys in progress, saved answers and inbox messages, and what waits for idem_cleanup (counted up to 10000).';
+  'Keys in progress, saved answers and inbox messages, and what waits for idem_cleanup row by row (counted up to 10000).';

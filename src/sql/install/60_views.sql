@@ -37,6 +37,56 @@ CREATE VIEW @extschema@.outbox_dead_letters AS
 COMMENT ON VIEW @extschema@.outbox_dead_letters
 IS 'events that a destination gave up on; see outbox_retry and outbox_discard';
 
+CREATE FUNCTION @extschema@.outbox_passed_position(destination integer, shard integer)
+RETURNS bigint LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE -- takes snapshots of its own
+AS 'MODULE_PATHNAME', 'retrysafe_outbox_passed_position';
+COMMENT ON FUNCTION @extschema@.outbox_passed_position(integer, integer)
+IS 'the position of the log up to which a shard has recorded everything, whenever it commits';
+
+-- The pieces of the rings that hold rows, and what keeps those that take no more of them.
+CREATE VIEW @extschema@.ring_status AS
+  WITH clock AS MATERIALIZED (
+    SELECT pg_catalog.clock_timestamp() AS now,
+           pg_catalog.current_setting('retrysafe.outbox_retention', true)::interval AS outbox_retention
+  ), behind AS MATERIALIZED ( -- up to where the log has been seen by all that a destination has recorded
+    SELECT d.name, pg_catalog.min(@extschema@.outbox_passed_position(h.destination, h.shard)) AS position
+      FROM @extschema@.outbox_shards h
+      JOIN @extschema@.outbox_destinations d USING (destination)
+     GROUP BY d.name
+  )
+  SELECT p.ring, p.generation, (p.generation - 1) % 3 + 1 AS piece,
+         CASE WHEN p.retired THEN 'retired'
+              WHEN p.generation = pg_catalog.max(p.generation) OVER (PARTITION BY p.ring) THEN 'active'
+              WHEN p.sealed_at IS NOT NULL THEN 'sealed'
+              ELSE 'filled' END AS state,
+         p.since, p.sealed_at, p.needed_until,
+         CASE WHEN p.retired THEN ARRAY['readers']
+              WHEN p.generation = pg_catalog.max(p.generation) OVER (PARTITION BY p.ring) THEN NULL
+              WHEN p.sealed_at IS NULL THEN ARRAY['writers']
+              WHEN p.ring = 'records' AND p.needed_until > clock.now THEN ARRAY['retention']
+              WHEN p.ring = 'log' THEN
+                CASE WHEN p.sealed_at > clock.now - clock.outbox_retention THEN ARRAY['retention'] END
+                || (SELECT pg_catalog.array_agg('destination ' || b.name ORDER BY b.name)
+                      FROM behind b WHERE b.position < p.sealed_position)
+              WHEN p.ring = 'progress' AND p.sealed_position > 1 + (SELECT pg_catalog.min(l.since_position)
+                                                                      FROM @extschema@.ring_pieces l WHERE l.ring = 'log')
+                THEN ARRAY['log'] END AS held_by,
+         size.bytes
+    FROM @extschema@.ring_pieces p
+   CROSS JOIN clock
+   CROSS JOIN LATERAL (
+           SELECT pg_catalog.sum(pg_catalog.pg_total_relation_size(c.oid))::bigint AS bytes
+             FROM (VALUES ('records', '@extschema@.idem_records'::pg_catalog.regclass),
+                          ('log', '@extschema@.outbox_log'), ('progress', '@extschema@.outbox_windows'),
+                          ('progress', '@extschema@.outbox_batches')) AS r (ring, parent)
+             JOIN pg_catalog.pg_class a ON a.oid = r.parent
+             JOIN pg_catalog.pg_inherits i ON i.inhparent = r.parent
+             JOIN pg_catalog.pg_class c
+               ON c.oid = i.inhrelid AND c.relname = a.relname || '_' || ((p.generation - 1) % 3 + 1)
+            WHERE r.ring = p.ring) AS size;
+COMMENT ON VIEW @extschema@.ring_status
+IS 'the pieces of the rings of records, events and progress, and what holds back those that could be emptied';
+
 CREATE VIEW @extschema@.outbox_status AS
   SELECT d.name, d.kind,
          CASE WHEN suspended.reason IS NOT NULL THEN 'suspended'
@@ -52,6 +102,8 @@ CREATE VIEW @extschema@.outbox_status AS
            SELECT l.created_at FROM @extschema@.outbox_log l WHERE l.id > s.position ORDER BY l.id LIMIT 1
          )) AS oldest_pending_age,
          s.delivered,
+         (SELECT coalesce(pg_catalog.sum(r.bytes), 0)::bigint FROM @extschema@.ring_status r
+           WHERE 'destination ' || d.name = ANY (r.held_by)) AS holds_back_bytes,
          waiting.retry AS parked_retry, waiting.events - waiting.retry AS parked_blocked, dead.events AS dead,
          s.failures, s.retry_at, s.last_error, s.error_at,
          s.holders,
@@ -88,6 +140,8 @@ CREATE VIEW @extschema@.outbox_status AS
             WHERE p.destination = d.destination AND p.state = 'dead') AS dead;
 COMMENT ON VIEW @extschema@.outbox_status
 IS 'one row for each destination: what it does, how far it is behind, what failed';
+COMMENT ON COLUMN @extschema@.outbox_status.holds_back_bytes
+IS 'size of the pieces of the log that take no more events and cannot be emptied because of this destination';
 COMMENT ON COLUMN @extschema@.outbox_status.backlog
 IS 'upper bound of the events that are not recorded yet: positions behind, whether or not the destination wants them';
 

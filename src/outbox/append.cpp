@@ -1,0 +1,101 @@
+#include "outbox/append.hpp"
+
+#include "outbox/log_columns.hpp"
+#include "pg/fault_point.hpp"
+#include "pg/table_insert.hpp"
+#include "pg/xact_events.hpp"
+#include "storage/ring.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+constinit int64 first_position = 0;
+
+Datum datum(const void *value, bool *null) {
+  *null = value == nullptr;
+  return PointerGetDatum(value);
+}
+
+// Under the ring lock. False when another transaction has written the event key meanwhile.
+bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
+  const pg::Extension &e = pg::extension();
+  // The reader of the log relies on this order: a transaction that has no id when a snapshot is taken draws
+  // only positions above all that were drawn before.
+  const bool wrong_order = RETRYSAFE_FAULT("emit.position_before_transaction");
+  if (wrong_order) {
+    *id = nextval_internal(e.outbox_log_id_seq, false);
+    pg_usleep(3000);
+  }
+  const FullTransactionId transaction = GetTopFullTransactionId();
+  if (!wrong_order) *id = nextval_internal(e.outbox_log_id_seq, false);
+  if (first_position == 0) first_position = *id;
+
+  Datum values[log_column::kCreatedAt];
+  bool nulls[log_column::kCreatedAt]{};
+  const auto set = [&](AttrNumber column, const void *value) {
+    values[column - 1] = datum(value, &nulls[column - 1]);
+  };
+  values[log_column::kId - 1] = Int64GetDatum(*id);
+  values[log_column::kTxid - 1] = FullTransactionIdGetDatum(transaction);
+  set(log_column::kScope, entry.scope);
+  set(log_column::kIdempotencyKey, entry.idempotency_key);
+  set(log_column::kEventKey, entry.event_key);
+  set(log_column::kEventType, entry.event_type);
+  set(log_column::kOrderingKey, entry.ordering_key);
+  set(log_column::kPayload, entry.payload);
+  set(log_column::kHeaders, entry.headers);
+  values[log_column::kCreatedAt - 1] = TimestampTzGetDatum(entry.created_at);
+  const int piece = storage::ring(storage::RingName::kLog).active();
+  RETRYSAFE_FAULT_POINT("emit.before_insert");
+  return pg::insert_row(e.outbox_log_pieces[piece], values, nulls, e.outbox_log_event_key_pieces[piece]);
+}
+
+void forget() noexcept {
+  first_position = 0;
+}
+
+constexpr pg::XactSubscriber subscriber{
+    .before_commit = nullptr,
+    .before_prepare = nullptr,
+    .after_commit = forget,
+    .after_prepare = forget,
+    .after_abort = forget,
+    .sub_commit = nullptr,
+    .sub_abort = nullptr,
+};
+
+}  // namespace
+
+FoundEvent append_to_log(const LogEntry &entry, void (*before_writing)(const LogEntry &), int64 *id) {
+  // A new era locks out writers before it draws its first position: none may hold a position without this
+  // lock.
+  LockRelationOid(pg::extension().outbox_log, RowExclusiveLock);
+  for (bool written = false; !written;) {
+    CHECK_FOR_INTERRUPTS();
+    storage::lock_rings();
+    KeyWriter writer{};
+    const FoundEvent found =
+        look_in_log(PointerGetDatum(entry.event_key), PointerGetDatum(entry.scope), &writer);
+    if (found.place == Place::kNowhere && !writer.is_busy()) {
+      if (before_writing) before_writing(entry);
+      written = insert_into_active_piece(entry, id);
+    }
+    storage::unlock_rings();
+    if (found.place != Place::kNowhere) return found;
+    if (writer.is_busy()) wait_for(writer);
+  }
+  return FoundEvent{};
+}
+
+int64 first_position_of_transaction() {
+  return first_position;
+}
+
+void watch_appending_transactions() {
+  pg::subscribe_to_transactions(&subscriber);
+}
+
+}  // namespace retrysafe::outbox

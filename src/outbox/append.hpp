@@ -1,0 +1,32 @@
+// Appending an event to the log, where it gets its position.
+#pragma once
+
+#include "outbox/event_key.hpp"
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+// What the log stores besides position and transaction id; null where the column is null.
+struct LogEntry {
+  const text *scope;
+  const text *idempotency_key;
+  const text *event_key;
+  const text *event_type;
+  const text *ordering_key;
+  const Jsonb *payload;
+  const Jsonb *headers;
+  TimestampTz created_at;
+};
+
+// Appends the event unless its key is in the log: then says what is there, having waited for a transaction
+// that was just writing it. `before_writing` (null: nothing) may raise. Raises 40001 when the event is there
+// but the snapshot of this transaction cannot see it.
+FoundEvent append_to_log(const LogEntry &entry, void (*before_writing)(const LogEntry &), int64 *id);
+
+// The first position that this transaction drew; 0: none.
+int64 first_position_of_transaction();
+
+// Called once from _PG_init.
+void watch_appending_transactions();
+
+}  // namespace retrysafe::outbox

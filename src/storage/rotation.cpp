@@ -1,0 +1,200 @@
+#include "storage/rotation.hpp"
+
+#include "pg/statement.hpp"
+#include "storage/ring_columns.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::storage {
+
+namespace {
+
+constinit pg::Statement select_pieces{
+    "SELECT generation, since, sealed_at, sealed_position, needed_until, retired FROM @.ring_pieces"
+    " WHERE ring = $1 ORDER BY generation",
+    {TEXTOID}};
+
+constinit pg::Statement insert_piece{
+    "INSERT INTO @.ring_pieces (ring, generation, since, since_position)"
+    " SELECT $1, $2, clock_timestamp(), CASE WHEN $2 = 1 THEN 0 WHEN is_called THEN last_value ELSE "
+    "last_value - 1 END"
+    " FROM @.outbox_log_id_seq",
+    {TEXTOID, INT8OID}};
+
+constinit pg::Statement update_sealed{
+    "UPDATE @.ring_pieces SET sealed_at = clock_timestamp(), sealed_position = nextval($3), needed_until = $4"
+    " WHERE ring = $1 AND generation = $2",
+    {TEXTOID, INT8OID, REGCLASSOID, TIMESTAMPTZOID}};
+
+constinit pg::Statement update_retired{
+    "UPDATE @.ring_pieces SET retired = true WHERE ring = $1 AND generation = $2", {TEXTOID, INT8OID}};
+
+constinit pg::Statement delete_piece{"DELETE FROM @.ring_pieces WHERE ring = $1 AND generation = $2",
+                                     {TEXTOID, INT8OID}};
+
+constinit pg::Statement select_position_before_log{
+    "SELECT since_position FROM @.ring_pieces WHERE ring = 'log' ORDER BY generation LIMIT 1", {}};
+
+struct Piece {
+  int64 generation;
+  TimestampTz since;
+  bool sealed;
+  SealedPiece seal;
+  bool retired;
+};
+
+// By generation; the last one is active. Inside pg::spi.
+int load_pieces(const char *ring, Piece (&pieces)[pg::kRingPieces]) {
+  const uint64 count = select_pieces.run({pg::value(ring)});
+  if (count > pg::kRingPieces) elog(ERROR, "retrysafe: ring \"%s\" has too many pieces", ring);
+  for (uint64 i = 0; i < count; ++i) {
+    const pg::Row row(i);
+    Piece &p = pieces[i];
+    p.generation = row.int64_at(1);
+    p.since = DatumGetTimestampTz(row.datum(2));
+    p.sealed = !row.is_null(3);
+    if (p.sealed)
+      p.seal = {piece_of(p.generation), DatumGetTimestampTz(row.datum(3)), row.int64_at(4),
+                row.is_null(5) ? DT_NOBEGIN : DatumGetTimestampTz(row.datum(5))};
+    p.retired = row.bool_at(6);
+  }
+  return static_cast<int>(count);
+}
+
+bool try_to_lock(const RingKeeper &keeper, int piece, LOCKMODE mode) {
+  for (int i = 0; i < keeper.table_count; ++i)
+    if (!ConditionalLockRelationOid((*keeper.tables[i])[piece], mode)) return false;
+  return true;
+}
+
+int64 bytes_of_piece(const RingKeeper &keeper, int piece) {
+  int64 bytes = 0;
+  for (int i = 0; i < keeper.table_count; ++i)
+    bytes += DatumGetInt64(
+        DirectFunctionCall1(pg_total_relation_size, ObjectIdGetDatum((*keeper.tables[i])[piece])));
+  return bytes;
+}
+
+bool has_rows(const RingKeeper &keeper, int piece) {
+  bool found = false;
+  for (int i = 0; i < keeper.table_count; ++i) {
+    Relation table = table_open((*keeper.tables[i])[piece], AccessShareLock);
+    found = found || RelationGetNumberOfBlocks(table) > 0;
+    table_close(table, NoLock);
+  }
+  return found;
+}
+
+// Excludes those who insert for the rest of the transaction. They hold their lock for microseconds, so that
+// it is free again and again; waiting for it in the queue would make others wait behind.
+bool exclude_writers() {
+  constexpr int kTries = 200;
+  constexpr long kPauseMicroseconds = 500;
+  for (int i = 0; i < kTries; ++i) {
+    if (ConditionalLockRelationOid(pg::extension().ring_pieces, ShareRowExclusiveLock)) return true;
+    CHECK_FOR_INTERRUPTS();
+    pg_usleep(kPauseMicroseconds);
+  }
+  return false;
+}
+
+// Every process reads the pieces anew. Their next insertion waits until this transaction has ended: not for
+// the disk. What they commit afterwards is behind this commit in WAL.
+void announce_change() {
+  CacheInvalidateRelcacheByRelid(pg::extension().ring_pieces);
+  (void)set_config_option("synchronous_commit", "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0,
+                          false);
+}
+
+void truncate_piece(const RingKeeper &keeper, int piece) {
+  auto *statement = makeNode(TruncateStmt);
+  for (int i = 0; i < keeper.table_count; ++i) {
+    RangeVar *table = makeRangeVar(pstrdup(NameStr(pg::extension().schema_name)),
+                                   get_rel_name((*keeper.tables[i])[piece]), -1);
+    table->inh = false;
+    statement->relations = lappend(statement->relations, table);
+  }
+  statement->behavior = DROP_RESTRICT;
+  ExecuteTruncate(statement);
+}
+
+Turn empty(const RingKeeper &keeper, const Piece &p) {
+  if (!try_to_lock(keeper, piece_of(p.generation), AccessExclusiveLock)) return Turn::kBlocked;
+  truncate_piece(keeper, piece_of(p.generation));
+  delete_piece.run({pg::value(name_of(keeper.ring)), pg::value(p.generation)});
+  return Turn::kDone;
+}
+
+Turn seal(const RingKeeper &keeper, const Piece &p) {
+  const int piece = piece_of(p.generation);
+  if (!try_to_lock(keeper, piece, ShareLock)) return Turn::kBlocked;
+  const TimestampTz needed_until = keeper.needed_until ? keeper.needed_until(piece) : DT_NOBEGIN;
+  update_sealed.run({pg::value(name_of(keeper.ring)), pg::value(p.generation),
+                     pg::value(ObjectIdGetDatum(pg::extension().outbox_log_id_seq)),
+                     pg::value(TimestampTzGetDatum(needed_until))});
+  announce_change();
+  return Turn::kDone;
+}
+
+Turn retire(const RingKeeper &keeper, const Piece &p) {
+  if (!exclude_writers()) return Turn::kBlocked;
+  update_retired.run({pg::value(name_of(keeper.ring)), pg::value(p.generation)});
+  announce_change();
+  return Turn::kDone;
+}
+
+Turn rotate(const RingKeeper &keeper, int64 generation) {
+  if (!exclude_writers()) return Turn::kBlocked;
+  insert_piece.run({pg::value(name_of(keeper.ring)), pg::value(generation)});
+  announce_change();
+  return Turn::kDone;
+}
+
+bool is_full(const RingKeeper &keeper, const Piece &active) {
+  const int piece = piece_of(active.generation);
+  if (!has_rows(keeper, piece)) return false;
+  return GetCurrentTimestamp() - active.since >= keeper.max_age_us ||
+         bytes_of_piece(keeper, piece) >= keeper.max_bytes;
+}
+
+Turn next_step(const RingKeeper &keeper) {
+  const char *ring = name_of(keeper.ring);
+  Piece pieces[pg::kRingPieces];
+  int count = load_pieces(ring, pieces);
+  if (count == 0) {
+    if (!has_rows(keeper, 0)) return Turn::kNothing;
+    insert_piece.run({pg::value(ring), pg::value(int64{1})});
+    count = load_pieces(ring, pieces);
+  }
+  Turn result = Turn::kNothing;
+  const auto took_step = [&](Turn step) {
+    if (step == Turn::kBlocked) result = step;
+    return step == Turn::kDone;
+  };
+  if (pieces[0].retired && took_step(empty(keeper, pieces[0]))) return Turn::kDone;
+  for (int i = 0; i < count - 1; ++i)
+    if (!pieces[i].sealed && took_step(seal(keeper, pieces[i]))) return Turn::kDone;
+  // One at a time, since the others are younger.
+  if (count > 1 && pieces[0].sealed && !pieces[0].retired && keeper.release(pieces[0].seal) &&
+      took_step(retire(keeper, pieces[0])))
+    return Turn::kDone;
+  if (count < pg::kRingPieces && is_full(keeper, pieces[count - 1]) &&
+      took_step(rotate(keeper, pieces[count - 1].generation + 1)))
+    return Turn::kDone;
+  return result;
+}
+
+}  // namespace
+
+Turn turn(const RingKeeper &keeper) {
+  // One process turns rings at a time. Those who insert are not concerned.
+  if (!ConditionalLockRelationOid(pg::extension().ring_pieces, ShareUpdateExclusiveLock))
+    return Turn::kBlocked;
+  return pg::spi([&] { return next_step(keeper); });
+}
+
+int64 position_before_log() {
+  return pg::spi([] { return select_position_before_log.run({}) == 0 ? 0 : pg::Row(0).int64_at(1); });
+}
+
+}  // namespace retrysafe::storage

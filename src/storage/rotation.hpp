@@ -1,0 +1,60 @@
+// How a ring turns: a new piece becomes active, and the oldest is emptied when nothing in it is needed any
+// more.
+//
+// One step at a time, each in a transaction of its own that is committed soon:
+//   active ── rotate ──> filled ── seal ──> sealed ── retire ──> retired ── empty ──> free
+//
+// rotate  The next piece takes the new rows from now on. Not before that piece is free: until then the active
+// one
+//         grows on.
+// seal    The last transaction that wrote to it has ended, prepared ones included: the ring lock kept it from
+// being
+//         chosen since it was filled, and a lock on its tables that conflicts with a writer's could be had.
+// retire  Nothing in it is needed any more, and nobody looks into it from now on. There is no way back: a
+// piece
+//         retired too early hides a record that is alive, and its work is done twice.
+// empty   TRUNCATE.
+//
+// No step waits for a lock that others could queue behind.
+#pragma once
+
+#include "storage/ring.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::storage {
+
+struct SealedPiece {
+  int piece;
+  TimestampTz sealed_at;     // its last writer was gone by then
+  int64 sealed_position;     // a snapshot of the log whose floor is not below was taken after that
+  TimestampTz needed_until;  // as the keeper said when it was sealed
+};
+
+// What rotation has to know of a ring.
+struct RingKeeper {
+  RingName ring;
+  int table_count;  // tables that turn together
+  const Oid (*tables[2])[pg::kRingPieces];
+  int64 max_age_us;
+  int64 max_bytes;
+  // Infinity in the past: nothing is known that would keep it.
+  TimestampTz (*needed_until)(int piece);
+  // Whether the piece can be retired. May copy what is still needed into the active piece.
+  bool (*release)(const SealedPiece &piece);
+};
+
+enum class Turn {
+  kNothing,  // is due
+  kDone,     // a step; there may be another one
+  kBlocked,  // a step is due, but somebody uses what it needs
+};
+
+// Takes the next step that is due. READ COMMITTED only.
+Turn turn(const RingKeeper &keeper);
+
+// The last position that was drawn before any row was written that is still in the log ring, emptied pieces
+// excepted.
+int64 position_before_log();
+
+}  // namespace retrysafe::storage
