@@ -279,10 +279,14 @@ def test_a_conflict_costs_no_attempt(db, clerk):
     client = db.connect(autocommit=False)
     run(client, "SET deadlock_timeout = '60s'")
     run(client, "SELECT FROM app.parent WHERE id = 2 FOR UPDATE")
-    lock = {"sql": "SELECT FROM app.parent WHERE id = %d FOR UPDATE"}
-    emit(db, ("x", {"sql": lock["sql"] % 1}), ("y", {"sql": lock["sql"] % 2}))
-    eventually(lambda: db.value("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %s", worker_pid(db)) == "Lock")
-    run(client, "SELECT FROM app.parent WHERE id = 1 FOR UPDATE")
+    lock = "SELECT FROM app.parent WHERE id = %d FOR UPDATE"
+    # It looks for a deadlock once, when it has waited for a while: so the client is to wait before it.
+    client_works = f"SELECT FROM pg_locks WHERE pid = {client.info.backend_pid} HAVING bool_and(granted)"
+    wait = f"DO $$ BEGIN WHILE EXISTS ({client_works}) LOOP PERFORM pg_sleep(0.01); END LOOP; END $$"
+    emit(db, ("x", {"sql": lock % 1}), ("y", {"sql": f"{wait}; {lock % 2}"}))
+    pid = worker_pid(db)
+    eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid) == "PgSleep")
+    run(client, lock % 1)
     client.commit()
     settled(db, 2)
 
