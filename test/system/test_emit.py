@@ -2,7 +2,6 @@
 import hashlib
 import pathlib
 import random
-import re
 import threading
 import uuid
 
@@ -28,31 +27,7 @@ def error_code(function, *arguments, **options):
     return caught.value.pgcode
 
 
-# --- nothing rolled back stays, all the rest does (case 25) ------------------------------------------------------
-
-def test_savepoints_and_failed_transactions(db):
-    c = db.connect(autocommit=False)
-    emit(c, "kept-1")
-    run(c, "SAVEPOINT a")
-    emit(c, "undone-1")
-    run(c, "SAVEPOINT b")
-    emit(c, "undone-2")
-    run(c, "RELEASE b")
-    run(c, "ROLLBACK TO a")
-    emit(c, "kept-2")
-    c.commit()
-
-    emit(c, "undone-3")
-    assert error_code(run, c, "SELECT 1 / 0") == "22012"
-    assert error_code(emit, c, "undone-4") == "25P02"
-    c.commit()  # which the server turns into a rollback
-
-    emit(c, "undone-5")
-    c.rollback()
-    emit(c, "undone-1", "2")  # a key that was taken back is free for other content
-    c.commit()
-    assert event_keys(db) == ["kept-1", "kept-2", "undone-1"]
-
+# --- how it gets into the log; test_transactions.py tells what is sent of it --------------------------------------
 
 def test_exception_block(db):
     db.sql("""
@@ -74,22 +49,6 @@ def test_exception_block(db):
     assert event_keys(db) == ["before", "handler", "good block"]
     # All of it under one transaction id, subtransactions included: that is what readers go by.
     assert db.value("SELECT count(DISTINCT txid) FROM outbox_log") == 1
-
-
-def test_trigger(db):
-    db.sql("CREATE TABLE orders (id int PRIMARY KEY, total numeric CHECK (total > 0))")
-    db.sql("""
-        CREATE FUNCTION emit_order() RETURNS trigger LANGUAGE plpgsql AS $$
-        BEGIN
-          PERFORM retrysafe.outbox_emit(null, 'order-' || NEW.id, 'order.created', to_jsonb(NEW), NEW.id::text);
-          RETURN NEW;
-        END
-        $$""")
-    db.sql("CREATE TRIGGER emit BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION emit_order()")
-    c = db.connect()
-    run(c, "INSERT INTO orders SELECT i, i FROM generate_series(1, 100) i")
-    assert error_code(run, c, "INSERT INTO orders VALUES (101, 1), (102, 0)") == "23514"
-    assert event_keys(db) == [f"order-{i}" for i in range(1, 101)]
 
 
 def test_prepared_transaction_survives_a_restart():
@@ -131,40 +90,6 @@ def test_many_events_in_one_transaction(db):
     # Positions in the order of the emits.
     assert db.sql("SELECT count(*), count(DISTINCT txid), bool_and(event_key = 'e' || n AND payload = to_jsonb(n)) "
                   "FROM (SELECT *, row_number() OVER (ORDER BY id) n FROM outbox_log) l") == [(100000, 1, True)]
-
-
-def test_without_waiting_for_the_disk(db):
-    c = db.connect()
-    run(c, "SET synchronous_commit = off")
-    for i in range(100):
-        emit(c, f"e{i}")
-    assert event_keys(db) == [f"e{i}" for i in range(100)]
-
-
-def test_memory_of_a_long_session(db):
-    """200,000 emitting transactions in one session cost it less than 1 MB."""
-    c = db.connect()
-    run(c, "SET synchronous_commit = off")
-    pid = run(c, "SELECT pg_backend_pid()")[0][0]
-
-    def memory():
-        contexts = run(c, "SELECT sum(total_bytes)::bigint FROM pg_backend_memory_contexts")[0][0]
-        status = pathlib.Path(f"/proc/{pid}/status").read_text()
-        return contexts, int(re.search(r"RssAnon:\s+(\d+) kB", status).group(1)) * 1024
-
-    def transactions(first, last):
-        for start in range(first, last, 500):
-            # Each BEGIN … COMMIT is a transaction of its own, also within one message; every tenth one rolls back.
-            run(c, ";".join(f"BEGIN; SELECT outbox_emit(null, 'e{i}', 't', '1'); {'ROLLBACK' if i % 10 == 0 else 'COMMIT'}"
-                            for i in range(start, start + 500)))
-
-    transactions(0, 5000)
-    before = memory()
-    transactions(5000, 205000)
-    after = memory()
-    assert after[0] - before[0] < 1 << 20
-    assert after[1] - before[1] < 1 << 20
-    assert db.value("SELECT count(*) FROM outbox_log") == 205000 * 9 // 10
 
 
 # --- what goes in comes out (case 22) ----------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import psycopg2
 import pytest
 
+import closing
 from conftest import TOP, eventually, make_database, run
 from null_destination import worker_pids
 from receiver import Answer, Raw, Receiver
@@ -94,6 +95,7 @@ assert len({value.key for value in VALUES}) == len(VALUES)
 class Arrived:
     """An event as it arrived. `fields` is everything that the kind says about it but payload and key, compared as a
     whole with what the kind expects."""
+    id: str
     key: str
     payload: str
     fields: dict = field(repr=False)
@@ -188,7 +190,7 @@ class HttpBinary(Http):
             key = next((value.key for value in VALUES if encoded(value.key) == headers["ce-eventkey"]), None)
             has_payload = "content-type" in headers
             assert has_payload or request.body == b""
-            yield Arrived(key, request.body.decode() if has_payload else None, headers)
+            yield Arrived(request.id, key, request.body.decode() if has_payload else None, headers)
 
 
 class HttpStructured(Http):
@@ -207,7 +209,7 @@ class HttpStructured(Http):
             envelope = json.loads(text)
             assert headers == {"content-type": "application/cloudevents+json; charset=utf-8",
                                "content-length": str(len(request.body)), "webhook-id": envelope["id"]}
-            yield Arrived(envelope["eventkey"], members(text).get("data"), envelope)
+            yield Arrived(request.id, envelope["eventkey"], members(text).get("data"), envelope)
 
 
 def handler_object(kind, value):
@@ -221,7 +223,7 @@ HANDLER = """CREATE TABLE public.effects (event jsonb);
     CREATE FUNCTION public.handle(event jsonb) RETURNS void LANGUAGE sql
     AS 'INSERT INTO public.effects VALUES (event)'"""
 # The operator -> gives SQL null where there is no member, and null where the member is null.
-EFFECTS = "SELECT event->>'key', (event->'payload')::text, event - 'payload' FROM public.effects"
+EFFECTS = "SELECT event->>'id', event->>'key', (event->'payload')::text, event - 'payload' FROM public.effects"
 
 
 class Postgres(Kind):
@@ -247,14 +249,14 @@ class Postgres(Kind):
                 "row": (event["id"], TYPE, event["source"], value.key, value.key, value.stored, HEADERS, event["time"])}
 
     def arrived(self):
-        called = {key: (payload, rest) for key, payload, rest in self.far.sql(EFFECTS)}
+        called = {key: (payload, rest) for _, key, payload, rest in self.far.sql(EFFECTS)}
         for *row, time in self.far.sql(
                 """SELECT event_id::text, event_type, source, event_key, scope, ordering_key, payload, headers::jsonb,
                           to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
                      FROM public.retrysafe_inbox"""):
             key = row.pop(3)
             payload, rest = called.pop(key)
-            yield Arrived(key, payload, {"function": rest, "row": (*row, time)})
+            yield Arrived(row[0], key, payload, {"function": rest, "row": (*row, time)})
         assert called == {}
 
 
@@ -295,7 +297,7 @@ class Pull(Kind):
         session.close()
         for row in rows:
             del row["batch"]
-            self.fetched.append(Arrived(row.pop("event_key"), row.pop("payload"), row))
+            self.fetched.append(Arrived(row["event_id"], row.pop("event_key"), row.pop("payload"), row))
         return self.fetched
 
 
@@ -354,6 +356,8 @@ def test_a_value_is_refused_or_arrives_bit_for_bit(kind):
     for a in seen:
         value = ACCEPTED[a.key]
         assert (a.payload, a.fields) == (value.stored, kind.expected(value)), value.about
+    closing.balance(db, "d", [a.id for a in seen], committed=ACCEPTED,
+                    rolled_back=[value.key for value in VALUES if value.error])
 
 
 def test_no_key_is_a_pattern(db):
@@ -373,6 +377,7 @@ def test_no_key_is_a_pattern(db):
             assert db.value("SELECT outbox_retry('d', ordering_key => %s)", key) == 1
             eventually(lambda: len(receiver.requests) == number)
             assert receiver.requests[-1].header("ce-eventkey") == encoded(key)
+        closing.balance(db, "d", receiver.ids, committed=keys)
 
 
 # -- far sides that answer with rubbish --
@@ -466,11 +471,12 @@ def test_a_receiver_that_answers_with_rubbish(db, healthy, answer):
         assert keys == ["first"] * (len(keys) - 1) + ["second"] and (found == "not yet" or len(keys) == 2)
         eventually(lambda: db.value("SELECT delivered + dead FROM outbox_status WHERE name = 'd'") == 2)
         shown(db)
+        closing.balance(db, "d", receiver.ids, committed=["first", "second"])
 
 
 # Raises what the payload says, until somebody is calm.
 RUBBISH_HANDLER = """CREATE TABLE public.calm (yes boolean);
-    CREATE TABLE public.effects (serial bigint GENERATED ALWAYS AS IDENTITY, key text);
+    CREATE TABLE public.effects (serial bigint GENERATED ALWAYS AS IDENTITY, key text, id text);
     CREATE FUNCTION public.handle(event jsonb) RETURNS void LANGUAGE plpgsql AS $$
     DECLARE
       rubbish text := %(rubbish)s;
@@ -480,7 +486,7 @@ RUBBISH_HANDLER = """CREATE TABLE public.calm (yes boolean);
         RAISE EXCEPTION '%%', rubbish
               USING ERRCODE = event->'payload'->>'sqlstate', DETAIL = rubbish, HINT = rubbish, COLUMN = rubbish;
       END IF;
-      INSERT INTO public.effects (key) VALUES (event->>'key');
+      INSERT INTO public.effects (key, id) VALUES (event->>'key', event->>'id');
     END $$"""
 ENCODINGS = {"UTF8": "", "SQL_ASCII": "ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0"}
 RAISED = {"mixed": RUBBISH, "no character at all": b"\xff" * 300, "cut character": b"ends early \xf0"}
@@ -525,6 +531,7 @@ def becomes_of_rubbish(db, far, healthy, payload, outcome, reason):
     eventually(lambda: db.sql("SELECT delivered, dead FROM outbox_status WHERE name = 'd'") ==
                [(len(keys), 2 - len(keys))])
     shown(db)
+    closing.balance(db, "d", [i for (i,) in far.sql("SELECT id FROM public.effects")], committed=["first", "second"])
 
 
 @pytest.fixture
@@ -624,3 +631,4 @@ def test_something_that_is_no_server(db, far, healthy, greeting, encoding):
         eventually(lambda: far.sql("SELECT event_key FROM public.retrysafe_inbox") == [("first",)])
         eventually(lambda: db.value("SELECT failures FROM outbox_status WHERE name = 'd'") == 0)
         listener.shutdown(socket.SHUT_RDWR)
+        closing.balance(db, "d", [i for (i,) in far.sql("SELECT event_id::text FROM public.retrysafe_inbox")])

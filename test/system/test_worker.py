@@ -222,19 +222,6 @@ def test_commit_prepared_is_found_by_polling(own_db):
     eventually(lambda: d.delivered() == ["later", "prepared"], timeout=10)
 
 
-def test_case_25_two_hundred_thousand_transactions_of_one_session(db):
-    """The memory of a long session does not grow with what it announces (a tenth of the number here)."""
-    session = db.connect()
-    run(session, "SELECT outbox_emit(NULL, 'warm' || i, 't', '1') FROM generate_series(1, 100) i")
-    measure = "SELECT sum(used_bytes) FROM pg_backend_memory_contexts"
-    for i in range(2000):
-        run(session, "SELECT outbox_emit(NULL, %s, 't', '1')", f"a{i}")
-    before = run(session, measure)[0][0]
-    for i in range(18000):
-        run(session, "SELECT outbox_emit(NULL, %s, 't', '1')", f"b{i}")
-    assert run(session, measure)[0][0] - before < 100_000
-
-
 @pytest.mark.slow
 def test_idle_means_no_query():
     """What the server counts as statements, SPI included, and as transactions does not grow in 60 s without events."""
