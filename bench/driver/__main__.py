@@ -5,13 +5,14 @@ import random
 import subprocess
 import sys
 
-from driver import build, cluster, report, writes
+from driver import build, cluster, drains, report, writes
 from driver.goals import GOALS
 from driver.run import Run
 
 # Which module measures which goals; goals of one module share a server and what was loaded into it.
 MODULES = {
     writes: ("W1", "W2", "W3"),
+    drains: ("D1", "D2"),
 }
 
 

@@ -5,11 +5,22 @@ from driver.results import Table
 from driver.subjects import SQL
 
 
+def _relations(cluster, database, schema):
+    """{name: (bytes, dead rows)} of the extension's tables, sequences and indexes, and of those in `schema`."""
+    cluster.sql("CREATE EXTENSION IF NOT EXISTS pgstattuple", database=database)
+    rows = cluster.sql((SQL / "footprint/relations.sql").read_text(), {"schema": schema}, database)
+    return {name: (bytes_, dead) for name, bytes_, dead in rows}
+
+
+def dead_rows(cluster, database, schema):
+    """{table: dead rows}, counted."""
+    return {name: dead for name, (_, dead) in _relations(cluster, database, schema).items() if dead is not None}
+
+
 def table(run, cluster, subject, requests):
     """Sends more requests of `subject` and looks at what they leave behind. Dead rows are those of the whole benchmark."""
     def relations():
-        rows = cluster.sql((SQL / "footprint/relations.sql").read_text(), {"schema": subject.name}, subject.name)
-        return {name: (bytes_, dead) for name, bytes_, dead in rows}
+        return _relations(cluster, subject.name, subject.name)
 
     cluster.sql("CREATE EXTENSION IF NOT EXISTS pg_walinspect", database=subject.name)
     before, start = relations(), _flushed(cluster)

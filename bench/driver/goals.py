@@ -13,4 +13,9 @@ GOALS = {
                "at least 1.5 times the requests per second of (b), at most 0.65 of its server CPU"),
     "W2": Goal("the same, WAL bytes per request", "at most 0.7 of (b)"),
     "W3": Goal("replay of a stored answer", "at least 1.5 times (b)"),
+    "D1": Goal("drain 500,000 pending events to a sink that only counts, one worker",
+               "at least 10 times (b) and 2 times (c)"),
+    "D2": Goal("emit and drain in rounds of 10,000, batch 100, while a REPEATABLE READ snapshot is held, one million events",
+               "last round at least 0.95 of the first, dead rows of ours under 1,000, also through `outbox_fetch` and "
+               "`outbox_ack`; at least 7 times (b)"),
 }

@@ -1,6 +1,6 @@
 """What is compared: ours and the references. Each has a folder in bench/sql: schema.sql (its tables and functions) and
-request.sql (the statement that a client sends for one request). Each lives in a database of its own, in a schema, both of
-its name.
+request.sql (the statement that a client sends for one request). Each lives in a database of its own, in a schema of its
+name.
 
 One request is one order and two events with event key, type, ordering key and a payload of 200 bytes. Keys are random,
 so that they fall everywhere into an index, or of a known range where the same request is to come again. What belongs to a
@@ -32,15 +32,16 @@ class Subject:
     label: str
     extension: str = ""         # that it is made of
 
-    def create(self, cluster):
-        cluster.sql(f"CREATE DATABASE {self.name}")
+    def create(self, cluster, database=None):
+        database = database or self.name
+        cluster.sql(f"CREATE DATABASE {database}")
         parts = [f"CREATE SCHEMA {self.name}; SET search_path = {self.name};", (SQL / "orders.sql").read_text()]
         if self.extension:
             parts.insert(0, _INSTALL[self.extension])
         schema = SQL / self.name / "schema.sql"
         if schema.exists():
             parts.append(schema.read_text())
-        cluster.sql("\n".join(parts), database=self.name)
+        cluster.sql("\n".join(parts), database=database)
 
     def request(self, choose_key):
         """A script of pgbench; `choose_key` sets its variable `key`."""

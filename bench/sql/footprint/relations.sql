@@ -12,6 +12,6 @@ WITH tables AS (
   UNION ALL
   SELECT i.indexrelid, i.indrelid FROM pg_index i JOIN tables t ON t.oid = i.indrelid
 )
-SELECT r.oid::regclass::text, pg_relation_size(r.oid), pg_stat_get_dead_tuples(r.oid)
-  FROM relations r
+SELECT r.oid::regclass::text, pg_relation_size(r.oid), CASE WHEN c.relkind = 'r' THEN (pgstattuple(r.oid)).dead_tuple_count END
+  FROM relations r JOIN pg_class c ON c.oid = r.oid
  ORDER BY r.belongs_to::regclass::text, r.oid = r.belongs_to DESC, r.oid::regclass::text

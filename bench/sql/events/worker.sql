@@ -1,0 +1,1 @@
+SELECT retrysafe.outbox_register_kind('null', 'retrysafe_null', '[{"name": "parallel", "type": "integer"}]');
