@@ -52,6 +52,7 @@ class Server:
         self.started.discard(self)
         if (self.directory / "data/postmaster.pid").exists():
             self.pg_ctl("stop", "-m", "fast")
+        self._looked_at = 0  # what was found earlier may have been hidden by another error
         self.assert_no_crash()
 
     def assert_no_crash(self):
