@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 
-from driver import build, cluster, drains, report, writes
+from driver import build, cluster, drains, latency, report, wakeup, writes
 from driver.goals import GOALS
 from driver.run import Run
 
@@ -13,6 +13,8 @@ from driver.run import Run
 MODULES = {
     writes: ("W1", "W2", "W3"),
     drains: ("D1", "D2"),
+    latency: ("L1", "L2"),
+    wakeup: ("L3",),
 }
 
 

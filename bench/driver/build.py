@@ -1,5 +1,6 @@
 """The extension as users build it, with the test sink `null` beside it: in a copy of the project, since the project's
 own folder holds builds for tests."""
+import contextlib
 import pathlib
 import subprocess
 
@@ -11,6 +12,13 @@ def build():
     """Only what has changed since the last time."""
     _bash(TOP, f". scripts/lib.sh; copy_project '{COPY}'")
     _bash(COPY, ". scripts/lib.sh; build FAULT_POINTS= SINKS='http postgres null'")
+
+
+def node_driver():
+    """Where Node.js finds its driver for PostgreSQL, or None."""
+    with contextlib.suppress(subprocess.CalledProcessError):
+        _bash(TOP, ". scripts/lib.sh; node_driver")
+        return TOP / "build/node/node_modules"
 
 
 def _bash(folder, script):

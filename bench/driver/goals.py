@@ -18,4 +18,7 @@ GOALS = {
     "D2": Goal("emit and drain in rounds of 10,000, batch 100, while a REPEATABLE READ snapshot is held, one million events",
                "last round at least 0.95 of the first, dead rows of ours under 1,000, also through `outbox_fetch` and "
                "`outbox_ack`; at least 7 times (b)"),
+    "L1": Goal("commit to receipt over loopback HTTP, 100 events a second", "p50 below 0.5 ms, p99 below 1.5 ms"),
+    "L2": Goal("the same while 2,000 requests a second are written", "p99 below 10 ms"),
+    "L3": Goal("write rate with a waiting worker against no worker at all, same run", "at least 0.97"),
 }
