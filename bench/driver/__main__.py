@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 
-from driver import build, cluster, drains, latency, report, wakeup, writes
+from driver import build, cluster, drains, http, latency, report, wakeup, writes
 from driver.goals import GOALS
 from driver.run import Run
 
@@ -15,6 +15,7 @@ MODULES = {
     drains: ("D1", "D2"),
     latency: ("L1", "L2"),
     wakeup: ("L3",),
+    http: ("H1",),
 }
 
 

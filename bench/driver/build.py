@@ -14,6 +14,16 @@ def build():
     _bash(COPY, ". scripts/lib.sh; build FAULT_POINTS= SINKS='http postgres null'")
 
 
+def program(source):
+    """A helper of the benchmarks, one file of C++; returns its path."""
+    file = TOP / "bench" / source
+    executable = COPY.parent / file.stem
+    if not executable.exists() or executable.stat().st_mtime < file.stat().st_mtime:
+        executable.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["g++", "-std=c++20", "-O2", "-Wall", "-Wextra", "-o", executable, file], check=True)
+    return executable
+
+
 def node_driver():
     """Where Node.js finds its driver for PostgreSQL, or None."""
     with contextlib.suppress(subprocess.CalledProcessError):

@@ -21,4 +21,6 @@ GOALS = {
     "L1": Goal("commit to receipt over loopback HTTP, 100 events a second", "p50 below 0.5 ms, p99 below 1.5 ms"),
     "L2": Goal("the same while 2,000 requests a second are written", "p99 below 10 ms"),
     "L3": Goal("write rate with a waiting worker against no worker at all, same run", "at least 0.97"),
+    "H1": Goal("HTTP deliveries a second, one worker, 64 in flight, a minimal local HTTP server, `synchronous_commit = on`",
+               "at least 20,000, and 1.5 times a hand-written Node relay in the same run"),
 }

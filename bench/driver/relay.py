@@ -24,7 +24,7 @@ def running(cluster, database, url, *, batch, in_flight):
     process = subprocess.Popen(
         ["node", build.TOP / "bench/relay/relay.js", url, str(batch), str(in_flight)],
         env={**os.environ, "NODE_PATH": str(build.node_driver()), "PGHOST": str(cluster.directory),
-             "PGPORT": str(cluster.port), "PGUSER": "postgres", "PGDATABASE": database})
+             "PGPORT": str(cluster.port), "PGUSER": "postgres", "PGDATABASE": database, "PGAPPNAME": "relay"})
     try:
         yield
         if process.poll() is not None:
