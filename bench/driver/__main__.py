@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 
-from driver import build, cluster, drains, http, latency, report, wakeup, writes
+from driver import build, cluster, drains, http, latency, memory, report, start, wakeup, writes
 from driver.goals import GOALS
 from driver.run import Run
 
@@ -13,9 +13,11 @@ from driver.run import Run
 MODULES = {
     writes: ("W1", "W2", "W3"),
     drains: ("D1", "D2"),
+    start: ("D3",),
     latency: ("L1", "L2"),
     wakeup: ("L3",),
     http: ("H1",),
+    memory: ("M1",),
 }
 
 

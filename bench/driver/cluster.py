@@ -2,6 +2,7 @@
 import contextlib
 import os
 import pathlib
+import re
 import subprocess
 import tempfile
 
@@ -40,6 +41,18 @@ class Cluster:
     def _script(self, command, *arguments):
         subprocess.run([build.COPY / "scripts/cluster", command, self.directory, *arguments], check=True, cwd="/",
                        env={**os.environ, "RETRYSAFE_BUILT": "1"})
+
+    def restart(self, while_down=lambda: None):
+        """`while_down`: called between the end of the old server and the start of the new one."""
+        self._pg_ctl("stop")
+        while_down()
+        self._pg_ctl("start")
+        self._read_address()
+
+    def _pg_ctl(self, command):
+        as_user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
+        subprocess.run([*as_user, self.bindir() / "pg_ctl", "-D", self.directory / "data", "-l", self.directory / "log", "-w",
+                        command], check=True, stdout=subprocess.DEVNULL, cwd="/")
 
     def _read_address(self):
         lines = (self.directory / "data/postmaster.pid").read_text().splitlines()
@@ -86,6 +99,12 @@ class Cluster:
                     elif int(fields[1]) == self.pid:
                         ticks += sum(map(int, fields[11:13]))
         return ticks / _TICKS
+
+
+def private_memory(pid):
+    """Bytes of memory that are the process's alone: what it has allocated, without shared buffers and files."""
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"^RssAnon:\s*(\d+) kB", status, re.M)[1]) * 1024
 
 
 def execute(connection, query, parameters=None):

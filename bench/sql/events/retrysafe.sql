@@ -25,3 +25,14 @@ BEGIN
   END LOOP;
 END
 $$;
+
+CREATE PROCEDURE emit_delayed(first integer, last integer, per_transaction integer) LANGUAGE plpgsql AS $$
+BEGIN
+  FOR start IN first..last BY per_transaction LOOP
+    PERFORM retrysafe.outbox_emit(NULL, 'event-' || n, 'order.placed', event_payload(n), 'customer-' || n % 10000,
+                                  deliver_after => now() + interval '1 day')
+       FROM generate_series(start, start + per_transaction - 1) AS n;
+    COMMIT;
+  END LOOP;
+END
+$$;

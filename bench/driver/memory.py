@@ -1,0 +1,60 @@
+"""M1: memory of a long session, time and memory of a long transaction."""
+import time
+
+from driver import subjects
+from driver.cluster import Cluster, execute, private_memory
+from driver.numbers import Ratio, duration, median, size
+from driver.results import Check, Result
+
+_EMIT = """SELECT count(retrysafe.outbox_emit(NULL, 'many-' || %s || '-' || n, 'order.placed', '{"number": 1}', 'customer-' || n %% 10000))
+             FROM generate_series(1, %s) AS n"""
+
+
+def measure(run):
+    transactions = run.size(full=200_000, quick=30_000)
+    events = run.size(full=100_000, quick=20_000)
+    with Cluster(synchronous_commit="off") as cluster:
+        subjects.RUN.create(cluster)
+        with cluster.connect(subjects.RUN.name) as session:
+            run.say(f"M1: {transactions:,} transactions")
+            grown = _long_session(session, transactions)
+        with cluster.connect(subjects.RUN.name) as session:
+            times = {part: [] for part in (1, 2, 4)}
+            _emit(session, "warm-up", events // 4)
+            before = _memory(session)
+            for number in run.rounds("M1"):
+                for part in run.turn(list(times), number):
+                    start = time.monotonic()
+                    _emit(session, f"{number}-{part}", events // part)
+                    times[part].append(time.monotonic() - start)
+            grown_by_events = _memory(session) - before
+    linear = Ratio(times[1], [4 * seconds for seconds in times[4]])
+    return {"M1": Result(
+        measured=[f"{transactions:,} transactions: {size(grown)} more"]
+        + [f"a transaction of {events // part:,} events: {duration(median(seconds))}" for part, seconds in times.items()]
+        + [f"after them: {size(grown_by_events)} more"],
+        checks=[Check(f"session {size(grown)}", grown < 1 << 20),
+                Check(f"after long transactions {size(grown_by_events)}", grown_by_events < 1 << 20),
+                Check(f"time of {events:,} events to 4 times that of {events // 4:,}: {linear}", linear.value < 1.25)],
+        settings="synchronous_commit = off")}
+
+
+def _long_session(session, transactions):
+    """Bytes that the session's process grows by."""
+    with session.cursor() as cursor:
+        cursor.execute("PREPARE request AS SELECT retrysafe.outbox_emit(NULL, 'one-' || $1, 'order.placed', '{}'),"
+                       " retrysafe.idem_run('key-' || $1, jsonb_build_object('request', 'key-' || $1, 'customer', 'c', 'amount', 1,"
+                       " 'items', ''), 'retrysafe_run.place_order(jsonb)')")
+        for number in range(transactions):
+            if number == 2_000:                                 # caches are filled
+                before = _memory(session)
+            cursor.execute("EXECUTE request (%s)", (number,))
+    return _memory(session) - before
+
+
+def _emit(session, name, count):
+    execute(session, _EMIT, (name, count))
+
+
+def _memory(session):
+    return private_memory(session.info.backend_pid)
