@@ -3,6 +3,7 @@ import contextlib
 import itertools
 import json
 import pathlib
+import re
 import signal
 import threading
 import time
@@ -486,83 +487,263 @@ def test_strangers_cannot_make_the_worker_leave(own_db):
     assert worker_pids(own_db) == before
 
 
-def test_case_19_drop_extension_with_a_busy_worker(own_db):
-    db = own_db
-    d = NullDestination(db, options='"delay_ms": 100, "parallel": 1')
-    session = db.connect()
-    run(session, "SELECT outbox_emit(NULL, 'e' || i, 't', '1') FROM generate_series(1, 10000) i")
-    eventually(d.delivered)
-    log_before = len(db.server.log())
-    began = time.monotonic()
-    run(session, "DROP EXTENSION retrysafe CASCADE")
-    assert time.monotonic() - began < 10
-    eventually(lambda: worker_pids(db) == [])
-    time.sleep(2)
-    lines = [line for line in db.server.log()[log_before:].splitlines() if "retrysafe worker" in line]
-    assert len(lines) < 5, lines
-
-    run(session, "CREATE EXTENSION retrysafe SCHEMA retrysafe")
-    again = NullDestination(db, "again")
-    emit(db, "new")
-    eventually(lambda: again.delivered() == ["new"])
+@contextlib.contextmanager
+def slow_destination(db, kind):
+    """A destination `d` with which 10,000 events would take minutes. Yields what it got of them so far."""
+    if kind == "function":
+        db.sql("CREATE TABLE public.calls (event_key text)")
+        db.sql("CREATE FUNCTION public.slow(event jsonb) RETURNS void LANGUAGE sql AS "
+               "$$ SELECT pg_sleep(0.1); INSERT INTO public.calls VALUES (event ->> 'event_key') $$")
+        db.sql("SELECT outbox_create_destination('d', 'function', '{\"function\": \"public.slow(jsonb)\"}')")
+        yield lambda: [key for (key,) in db.sql("SELECT event_key FROM public.calls")]
+    elif kind == "request that hangs":
+        with Receiver() as receiver:
+            receiver.behave(Hang)
+            db.sql("SELECT outbox_create_destination('d', 'http', %s)", json.dumps({"url": receiver.url}))
+            yield lambda: [request.header("ce-eventkey") for request in receiver.requests]
+    else:
+        yield NullDestination(db, options='"delay_ms": 100, "parallel": 1').delivered
 
 
-def test_case_19_a_schema_that_is_not_ours_is_not_touched(own):
-    connection = own.connect()
-    run(connection, "CREATE DATABASE squatted")
+@contextlib.contextmanager
+def counted_starts(server):
+    """Yields how many workers the server has started since."""
+    server.set("log_min_messages", "debug1")
+    connection = server.connect()
+    eventually(lambda: run(connection, "SHOW log_min_messages") == [("debug1",)])
     connection.close()
-    squatter = own.connect("squatted")
-    run(squatter, "CREATE SCHEMA retrysafe")
-    run(squatter, "CREATE TABLE retrysafe.outbox_destinations (name text)")
-    run(squatter, "CREATE TABLE retrysafe.outbox_log (id int)")
-    time.sleep(1)
-    assert run(squatter, "SELECT count(*) FROM pg_stat_activity WHERE datname = 'squatted' "
-                         "AND backend_type = 'retrysafe worker'") == [(0,)]
-    squatter.close()
-    admin = own.connect()
-    run(admin, "DROP DATABASE squatted")
-    admin.close()
+    before = len(server.log())
+    try:
+        yield lambda: worker_starts(server.log()[before:])
+    finally:
+        server.set("log_min_messages", None)
 
 
+def worker_starts(log):
+    return log.count('starting background worker process "retrysafe worker"')
+
+
+def said(log):
+    """What the server said, without what only debugging shows: the messages alone."""
+    lines = (re.search(r" (LOG|WARNING|ERROR|FATAL|PANIC):  (.*)", line) for line in log.splitlines())
+    return [line[2] for line in lines if line]
+
+
+@pytest.mark.parametrize("kind", ["slow", "request that hangs", "function"])
+def test_case_19_drop_extension_with_a_busy_worker(own_db, kind):
+    """DROP EXTENSION CASCADE with 10,000 events pending: within 10 s, with no error said again and again and no worker
+    started again and again; CREATE EXTENSION works afterwards, and of the old events nothing comes any more."""
+    db = own_db
+    session = db.connect()
+    with slow_destination(db, kind) as got:
+        run(session, "SELECT outbox_emit(NULL, 'e' || i, 't', '1') FROM generate_series(1, 10000) i")
+        eventually(got)
+        assert db.value("SELECT backlog FROM outbox_status") > 9000
+        with counted_starts(db.server) as starts:
+            log_before = len(db.server.log())
+            began = time.monotonic()
+            run(session, "DROP EXTENSION retrysafe CASCADE")
+            assert time.monotonic() - began < 10
+            eventually(lambda: worker_pids(db) == [])
+            before = got()
+            time.sleep(2)
+            assert got() == before
+            messages = said(db.server.log()[log_before:])
+            assert len(messages) < 5 and len(messages) == len(set(messages)), messages
+            assert starts() == 0
+
+        run(session, "CREATE EXTENSION retrysafe SCHEMA retrysafe")
+        assert db.value("SELECT count(*) FROM outbox_events") == 0
+        again = NullDestination(db, "again")
+        emit(db, "new")
+        eventually(lambda: again.delivered() == ["new"])
+        assert got() == before
+
+
+def test_case_19_a_schema_that_is_not_ours_is_not_touched(own_db):
+    """Somebody else's relations have our schema and all our names, columns and rows: events that wait, a destination
+    that wants them. No worker stays there, and nobody waits for a lock on them, reads or changes them: not when a worker
+    looks into the database, not when CREATE EXTENSION fails, not when the extension works in another schema."""
+    db, server = own_db, own_db.server
+    with Receiver() as receiver:
+        receiver.behave(503)
+        db.sql("SELECT outbox_create_destination('d', 'http', %s, backoff => '10 ms', backoff_max => '10 ms')",
+               json.dumps({"url": receiver.url}))
+        emit(db, "theirs")
+        eventually(lambda: receiver.requests)
+        squat(db)
+        eventually(lambda: worker_pids(db) == [])
+        receiver.behave(204)
+        receiver.clear()
+        before, counters_before = contents(db), counters(db)
+        assert "theirs" in str(before) and len(before) > 9
+
+        guard = db.connect(autocommit=False)  # who touches them waits for it
+        run(guard, "LOCK TABLE " + ", ".join(f"retrysafe.{name}" for name in before) + " IN ACCESS EXCLUSIVE MODE")
+
+        def nobody_waits():
+            # of those only that are really tables; it is asked of the lock manager, not of them
+            assert run(guard, "SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]
+            return True
+
+        with counted_starts(server) as starts:
+            admin = server.connect()
+            run(admin, f"ALTER DATABASE {db.name} CONNECTION LIMIT 77")  # evidence: it is looked at again
+            admin.close()
+            eventually(lambda: nobody_waits() and starts() == 1)
+            eventually(lambda: nobody_waits() and worker_pids(db) == [])
+
+            with pytest.raises(psycopg2.Error) as caught:
+                db.sql("CREATE EXTENSION retrysafe SCHEMA retrysafe")
+            assert caught.value.pgcode in ("42P07", "42723")  # a table, or a function, of that name exists
+            eventually(lambda: nobody_waits() and worker_pids(db) == [])
+            assert starts() == 1
+
+        db.sql("CREATE SCHEMA ours")
+        db.sql("CREATE EXTENSION retrysafe SCHEMA ours")
+        db.sql("SELECT ours.outbox_create_destination('d', 'http', %s)", json.dumps({"url": receiver.url}))
+        db.sql("SELECT ours.outbox_emit(NULL, 'ours', 't', '1')")
+        eventually(lambda: nobody_waits() and db.value("SELECT sent_at IS NOT NULL FROM ours.outbox_events"))
+        db.sql("DROP EXTENSION retrysafe")
+        eventually(lambda: nobody_waits() and worker_pids(db) == [])
+        guard.close()
+        assert counters(db) == counters_before
+        assert contents(db) == before
+        assert [request.header("ce-eventkey") for request in receiver.requests] == ["ours"]
+
+
+def squat(db):
+    """Replaces the extension by plain relations of the same names: tables with their columns, rows and indexes,
+    sequences, and tables in place of the views."""
+    session = db.connect()
+    relations = run(session, """SELECT c.relname, c.relkind FROM pg_class c JOIN pg_depend d ON d.objid = c.oid
+        WHERE d.classid = 'pg_class'::regclass AND d.deptype = 'e' AND c.relkind IN ('r', 'p', 'v', 'S')""")
+    indexes = run(session, "SELECT indexdef FROM pg_indexes WHERE schemaname = 'retrysafe'")
+    run(session, "CREATE SCHEMA saved")
+    for name, kind in relations:
+        if kind == "S":
+            (value,), = run(session, f"SELECT last_value FROM retrysafe.{name}")
+            run(session, f"CREATE SEQUENCE saved.{name} START {value + 1}")
+        else:
+            run(session, f"CREATE TABLE saved.{name} AS TABLE retrysafe.{name}")
+    run(session, "DROP EXTENSION retrysafe CASCADE")
+    for name, kind in relations:
+        run(session, f"ALTER {'SEQUENCE' if kind == 'S' else 'TABLE'} saved.{name} SET SCHEMA retrysafe")
+    for (definition,) in indexes:
+        run(session, definition)
+    session.close()
+
+
+def contents(db):
+    """Every row of the squatter's tables, where it is, and who wrote it."""
+    tables = db.sql("SELECT relname FROM pg_class WHERE relkind = 'r' AND relnamespace = 'retrysafe'::regnamespace")
+    return {name: db.sql(f"SELECT ctid::text, xmin::text, t::text FROM retrysafe.{name} t ORDER BY ctid")
+            for (name,) in sorted(tables)}
+
+
+def counters(db):
+    """What the server has counted of their use."""
+    return db.sql("""SELECT relname, seq_scan, idx_scan, n_tup_ins, n_tup_upd, n_tup_del FROM pg_stat_all_tables
+                      WHERE schemaname = 'retrysafe' ORDER BY relname""")
+
+
+@pytest.mark.slow
 def test_case_20_many_databases():
-    with cluster("max_worker_processes = 40") as server:
+    """Thirty databases, one a template, one closed to connections: each open one is looked at once, the other two
+    never. With the extension in all of them each has a worker, and when they are dropped every slot is free again."""
+    workers = 40
+    with cluster(f"max_worker_processes = {workers}", "log_min_messages = debug1") as server:
         admin = server.connect()
-        for i in range(30):
-            run(admin, f"CREATE DATABASE d{i}")
-        run(admin, "ALTER DATABASE d0 IS_TEMPLATE true")
-        run(admin, "ALTER DATABASE d1 ALLOW_CONNECTIONS false")
-        eventually(lambda: run(admin, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'retrysafe worker'")
-                   == [(0,)])
-        db = make_database(server, "main")
-        d = NullDestination(db)
-        emit(db, "e1")
-        eventually(d.delivered)
+        names = [f"d{i}" for i in range(28)]
+        for name in names:
+            run(admin, f"CREATE DATABASE {name}")
+        run(admin, "CREATE DATABASE template IS_TEMPLATE true")
+        run(admin, "CREATE DATABASE closed ALLOW_CONNECTIONS false")
+        running = "SELECT datname FROM pg_stat_activity WHERE backend_type = 'retrysafe worker'"
+        looks = len(names) + 1  # and postgres
+        eventually(lambda: worker_starts(server.log()) >= looks and run(admin, running) == [])
         log_before = len(server.log())
-        started = run(admin, "SELECT sum(sessions) FROM pg_stat_database")[0][0]
-        time.sleep(5)
-        assert run(admin, "SELECT sum(sessions) FROM pg_stat_database")[0][0] - started <= 1
-        assert "retrysafe" not in server.log()[log_before:]
+        until = time.monotonic() + 17  # the launcher reads the catalog every 15 s when something went on
+        while time.monotonic() < until:
+            run(admin, "ALTER DATABASE template SET work_mem = '5MB'")
+            time.sleep(0.5)
+        assert worker_starts(server.log()) == looks
+        assert [m for m in said(server.log()[log_before:]) if "retrysafe" in m] == []
 
-        emit(db, "pending")
-        eventually(lambda: len(d.delivered()) == 2)
-        run(admin, "CREATE DATABASE clone TEMPLATE main")
-        clone = type(db)(server, "clone")
-        eventually(lambda: worker_pids(clone))
-        session = clone.connect()
-        eventually(lambda: run(session, "SELECT state FROM retrysafe.outbox_workers WHERE database = 'clone'")
-                   == [("suspended",)])
-        run(session, "SELECT retrysafe.outbox_emit(NULL, 'in the clone', 't', '1')")
-        time.sleep(1)
-        assert "in the clone" not in d.delivered() and d.delivered() == ["e1", "pending"]
+        for name in names:
+            inside = server.connect(name)
+            run(inside, "CREATE SCHEMA retrysafe")
+            run(inside, "CREATE EXTENSION retrysafe SCHEMA retrysafe")
+            inside.close()
+        eventually(lambda: sorted(run(admin, running)) == sorted((name,) for name in names))
+        log_before = len(server.log())
+        for i, name in enumerate(names[1:]):
+            began = time.monotonic()
+            run(admin, f"DROP DATABASE {name}" + (" WITH (FORCE)" if i % 2 else ""))
+            assert time.monotonic() - began < 5
 
-        # A closed database is opened, and a template becomes an ordinary one: they are looked at.
-        run(admin, "ALTER DATABASE d1 ALLOW_CONNECTIONS true")
-        inside = server.connect("d1")
-        run(inside, "CREATE EXTENSION retrysafe")
-        eventually(lambda: run(admin, "SELECT count(*) FROM pg_stat_activity WHERE datname = 'd1' "
-                                      "AND backend_type = 'retrysafe worker'") == [(1,)])
+        # Slots: the two launchers, ours and that of logical replication, keep theirs, and so does one worker.
+        inside = server.connect(names[0])
+        listed = "SELECT process, database FROM retrysafe.outbox_workers ORDER BY process"
+        eventually(lambda: run(inside, listed) == [("launcher", None), ("worker", names[0])])
+        messages = said(server.log()[log_before:])
+        assert [m for m in messages if "worker slot" in m or "does not exist" in m] == []
+        by_hand = [run(inside, "SELECT retrysafe.outbox_run_worker()")[0][0] for _ in range(workers - 3)]
+        with pytest.raises(psycopg2.Error) as caught:
+            run(inside, "SELECT retrysafe.outbox_run_worker()")
+        assert caught.value.pgcode == "RS303"
+        for pid in by_hand:
+            run(inside, "SELECT pg_terminate_backend(%s)", pid)
+        eventually(lambda: run(inside, listed) == [("launcher", None), ("worker", names[0])])
         inside.close()
+
+        # The closed one is opened: it is looked at, and has its worker.
+        run(admin, "ALTER DATABASE closed ALLOW_CONNECTIONS true")
+        inside = server.connect("closed")
+        run(inside, "CREATE EXTENSION retrysafe")
+        inside.close()
+        eventually(lambda: ("closed",) in run(admin, running))
         admin.close()
+
+
+def test_case_20_a_clone_publishes_nothing_without_consent(own):
+    """Events wait in the log, as retries and until they are due; then the database is cloned. The clone gets a worker,
+    and the original alone delivers, until somebody consents."""
+    db = make_database(own)
+    d = NullDestination(db, backoff="interval '100 ms'", backoff_max="interval '100 ms'")
+    d.tell("retry")
+    emit(db, "parked")
+    eventually(lambda: d.status()["parked_retry"] == 1)
+    d.tell("hang")
+    db.sql("SELECT outbox_emit(NULL, 'due', 't', '1', deliver_after => clock_timestamp() + interval '2 s')")
+    emit(db, "pending", "pending-too")
+    eventually(lambda: db.value("SELECT state FROM outbox_workers WHERE database = current_database()") == "publishing")
+
+    admin = own.connect()
+    clone = type(db)(own, f"{db.name}clone")
+    run(admin, f"CREATE DATABASE {clone.name} TEMPLATE {db.name}")
+    run(admin, f"ALTER DATABASE {clone.name} SET search_path = retrysafe, public")
+    copied = {"parked", "pending", "pending-too", "due"}
+    eventually(lambda: clone.value("SELECT state FROM outbox_workers WHERE database = current_database()") == "suspended")
+    assert len(worker_pids(clone)) == 1
+    assert clone.value("SELECT state FROM outbox_status") == "suspended"
+    assert {key for (key,) in clone.sql("""SELECT event_key FROM outbox_events WHERE sent_at IS NULL
+                                           UNION ALL SELECT event_key FROM outbox_scheduled_events""")} == copied
+    d.tell("ok")
+    emit(clone, "in-the-clone")
+    eventually(lambda: set(d.delivered()) >= copied)
+    time.sleep(1)  # the clone polls five times meanwhile
+    assert sorted(d.delivered()) == sorted(copied)
+    assert {a.pid for a in d.attempts()}.isdisjoint(str(pid) for pid in worker_pids(clone))
+
+    clone.sql("SELECT outbox_consent('fork')")
+    eventually(lambda: len(d.delivered()) == 2 * len(copied) + 1)
+    clones = [a for a in d.attempts(DELIVERED) if a.pid in map(str, worker_pids(clone))]
+    assert {a.key for a in clones} == copied | {"in-the-clone"}
+    assert {a.id for a in clones}.isdisjoint(a.id for a in d.attempts(DELIVERED) if a not in clones)
+    for name in (clone.name, db.name):
+        run(admin, f"DROP DATABASE {name}")
+    admin.close()
 
 
 # --- processes -------------------------------------------------------------------------------------------------
