@@ -161,50 +161,76 @@ def finishing_time(requests):
     return max(first.values()) - min(first.values())
 
 
-def test_one_refused_key_and_one_failing_key_hold_up_no_other(db, receiver):
-    """Case 17 with T refused for 6 s instead of 60: 1,000 keys of 20 events."""
-    keys, events = 998, 20
-    create(db, "clean", receiver)
-    fill(db, keys, events, "clean:")
-    eventually(lambda: settled(db, "clean"), timeout=120)
-    clean = finishing_time(receiver.requests)
-    assert status(db, "clean")["delivered"] == (keys + 2) * events
-    db.sql("SELECT outbox_drop_destination('clean')")
+KEYS, EVENTS = 998, 20
+
+
+def clean_run(db, receiver, name):
+    """How long the ordinary keys take when nothing is refused."""
     receiver.clear()
-    start = time.monotonic()
+    receiver.behave(204)
+    create(db, name, receiver)
+    fill(db, KEYS, EVENTS, f"{name}:")
+    eventually(lambda: settled(db, name), timeout=120)
+    assert status(db, name)["delivered"] == len(receiver.requests) == (KEYS + 2) * EVENTS
+    took = finishing_time(receiver.requests)
+    db.sql("SELECT outbox_drop_destination(%s)", name)
+    return took
+
+
+def run_with_refusals(db, receiver, name):
+    """The same with P refused for good and T for 6 s; then what became of them, and the way back."""
+    receiver.clear()
+    end = None
 
     def behave(request):
         key = request.header("ce-partitionkey")
         if key == "P":
             return Answer(422, body=b"P is closed")
-        return 500 if key == "T" and time.monotonic() < start + 6 else 204
+        return 500 if key == "T" and (end is None or request.at < end) else 204
 
     receiver.behave(behave)
-    create(db, "hook", receiver, max_attempts=1000)
-    start = time.monotonic()
-    fill(db, keys, events)
-    eventually(lambda: settled(db, "hook"), timeout=120)
-    took = finishing_time(receiver.requests)
-    now = status(db, "hook")
-    assert (now["delivered"], now["dead"]) == ((keys + 1) * events, events)
+    create(db, name, receiver, max_attempts=1000)
+    fill(db, KEYS, EVENTS, f"{name}:")
+    end = time.monotonic() + 6
+    eventually(lambda: settled(db, name), timeout=120)
+    requests = receiver.requests
+    now = status(db, name)
+    assert (now["delivered"], now["dead"]) == ((KEYS + 1) * EVENTS, EVENTS)
+    every = list(range(1, EVENTS + 1))
+    delivered = by_key(request for request in requests if behave(request) == 204)
+    assert len(delivered) == KEYS + 1 and all(arrived == every for arrived in delivered.values()), "each once, in order"
 
-    # The clean run and this one share a machine with others: 20 % and half a second.
-    assert took <= clean * 1.2 + 0.5, (took, clean)
-    delivered = by_key(request for request in receiver.requests if behave(request) == 204)
-    every = list(range(1, events + 1))
-    assert all(delivered[f"key-{i}"] == every for i in range(1, keys + 1)), "each once, in order"
-    t = [request for request in receiver.requests if request.header("ce-partitionkey") == "T"]
-    assert [int(r.body) for r in t][-events:] == every and {int(r.body) for r in t[:-events]} == {1}
-    assert t[-events].at >= start + 6
+    # T: its first event again and again, then all of it in order, and nothing before the refusals end.
+    t = [request for request in requests if request.header("ce-partitionkey") == "T"]
+    assert [int(r.body) for r in t][-EVENTS:] == every and {int(r.body) for r in t[:-EVENTS]} == {1}
+    assert t[-EVENTS].at >= end > max(r.at for r in requests if r.header("ce-partitionkey") not in ("P", "T"))
 
-    # P: a dead letter each, with the reason; then the way back, in order.
-    assert db.sql("SELECT DISTINCT reason, attempts, ordering_key FROM outbox_dead_letters") == [("HTTP 422: P is closed", 1, "P")]
+    # P: as the manual says for `dead_letter`, the first one does not hold up the others, each of which is tried once, is
+    # refused, and is a dead letter with the reason. The way back is by filter, in order.
+    assert by_key(requests)["P"] == every
+    assert db.sql("SELECT event_key, reason, attempts, ordering_key FROM outbox_dead_letters WHERE destination = %s"
+                  " ORDER BY id", name) == [(f"{name}:P:{n}", "HTTP 422: P is closed", 1, "P") for n in every]
     receiver.clear()
     receiver.behave(204)
-    assert db.value("SELECT outbox_retry('hook', ordering_key => 'P')") == events
-    eventually(lambda: settled(db, "hook"))
+    assert db.value("SELECT outbox_retry(%s, ordering_key => 'no such key')", name) == 0
+    assert db.value("SELECT outbox_retry(%s, ordering_key => 'P', reason_like => '%%is closed')", name) == EVENTS
+    eventually(lambda: settled(db, name))
     assert by_key(receiver.requests) == {"P": every}
-    assert status(db, "hook")["dead"] == 0
+    assert (status(db, name)["delivered"], status(db, name)["dead"]) == ((KEYS + 2) * EVENTS, 0)
+    db.sql("SELECT outbox_drop_destination(%s)", name)
+    return finishing_time(requests)
+
+
+@pytest.mark.slow
+def test_one_refused_key_and_one_failing_key_hold_up_no_other(db, receiver):
+    """Case 17, 1,000 keys of 20 events, with T refused for 6 s instead of 60, which is longer than the others take. They
+    finish as fast as in a clean run, +20 %. The two kinds of run take turns, at least three, and the best of each
+    counts: what else the machine does comes and goes, what a failing key costs the others is there each time."""
+    clean, took = [], []
+    while len(took) < 3 or (min(took) > min(clean) * 1.2 and len(took) < 8):
+        clean.append(clean_run(db, receiver, f"clean{len(clean)}"))
+        took.append(run_with_refusals(db, receiver, f"refusing{len(took)}"))
+    assert min(took) <= min(clean) * 1.2, (took, clean)
 
 
 @pytest.mark.parametrize("on_exhausted", ["dead_letter", "block"])
