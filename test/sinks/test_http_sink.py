@@ -213,8 +213,11 @@ def test_retry_after(receiver):
 
     assert 25_000 <= retry_after(formatdate(time.time() + 30, usegmt=True)) <= 31_000
     assert retry_after(formatdate(time.time() - 30, usegmt=True)) == -1
-    assert retry_after("99999999999") == 24 * 3600 * 1000
-    for nonsense in ("", "-5", "soon", "0"):
+    assert retry_after(formatdate(time.time() + 40 * 24 * 3600, usegmt=True)) == 24 * 3600 * 1000
+    assert retry_after("43200") == 12 * 3600 * 1000
+    for long in ("99999999999", "9" * 100):
+        assert retry_after(long) == 24 * 3600 * 1000
+    for nonsense in ("", "-5", "soon", "0", "-" + "9" * 100, "5 apples", "7\xff"):
         assert retry_after(nonsense) == -1
     assert status_of(receiver, Answer(500, {"Retry-After": "3"})).retry_after_ms == 3000
 

@@ -21,8 +21,8 @@ namespace {
 
 constexpr size_t kKeptAnswerBytes = 1024;
 constexpr size_t kShownAnswerBytes = 180;
-constexpr curl_off_t kLongestRetryAfter = 24 * 3600;  // seconds; a far side does not park events for years
-constexpr long kLongestConnection = 10 * 60;  // seconds; then a changed address of the name is noticed
+constexpr int64_t kLongestRetryAfter = 24 * 3600;  // seconds; a far side does not park events for years
+constexpr long kLongestConnection = 10 * 60;       // seconds; then a changed address of the name is noticed
 
 template <class Value>
 void set(CURL *easy, CURLoption option, Value value) {
@@ -35,9 +35,20 @@ bool is_plain(std::string_view value) {
   return std::all_of(value.begin(), value.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
 
+// Seconds or a date; -1 when there is neither. Newer versions of libcurl know the header as well, and cut it
+// to six hours.
 int32_t retry_after_ms(CURL *easy) {
-  curl_off_t seconds = 0;
-  curl_easy_getinfo(easy, CURLINFO_RETRY_AFTER, &seconds);
+  curl_header *header;
+  if (curl_easy_header(easy, "Retry-After", 0, CURLH_HEADER, -1, &header) != CURLHE_OK) return -1;
+  const std::string_view value(header->value);
+  int64_t seconds = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), seconds);
+  if (error == std::errc::result_out_of_range) {
+    seconds = value.front() == '-' ? 0 : kLongestRetryAfter;
+  } else if (error != std::errc{} || end != value.data() + value.size()) {
+    const time_t date = curl_getdate(header->value, nullptr);
+    seconds = date == -1 ? 0 : date - std::time(nullptr);
+  }
   return seconds > 0 ? static_cast<int32_t>(std::min(seconds, kLongestRetryAfter) * 1000) : -1;
 }
 
