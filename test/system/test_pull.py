@@ -728,9 +728,13 @@ def test_fetching_where_wal_ends_at_a_page(db):
     def write(size):
         run(filler, "SELECT pg_logical_emit_message(false, 'x', repeat('y', %s))", size)
 
-    start = position()
-    write(504)
-    overhead = position() - start - 504
+    def overhead_of_one():
+        start = position()
+        write(504)
+        return position() - start - 504
+
+    # One that crosses a page has a page header as well.
+    overhead = min(overhead_of_one() for _ in range(3))
     hits = 0
     for n in range(30):
         emit(db, f"e{n}")
