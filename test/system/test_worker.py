@@ -693,7 +693,8 @@ def test_case_20_many_databases():
             run(inside, "SELECT retrysafe.outbox_run_worker()")
         assert caught.value.pgcode == "RS303"
         for pid in by_hand:
-            run(inside, "SELECT pg_terminate_backend(%s)", pid)
+            # The server knows it under this number once it is connected.
+            eventually(lambda: run(inside, "SELECT pg_terminate_backend(%s)", pid) == [(True,)])
         eventually(lambda: run(inside, listed) == [("launcher", None), ("worker", names[0])])
         inside.close()
 
