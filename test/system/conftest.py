@@ -186,6 +186,14 @@ def eventually(condition, timeout=20, message="the condition did not come true")
         time.sleep(0.02)
 
 
+def in_spite_of_crashes(action):
+    """While the server goes down, perhaps before it has answered what it did, and up again."""
+    try:
+        return action()
+    except psycopg2.Error:
+        return False
+
+
 killed = set()
 
 

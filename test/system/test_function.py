@@ -2,10 +2,9 @@
 import json
 import time
 
-import psycopg2
 import pytest
 
-from conftest import eventually, kill, run
+from conftest import eventually, in_spite_of_crashes, kill, run
 
 HANDLER = """
 CREATE SCHEMA app AUTHORIZATION clerk;
@@ -307,7 +306,7 @@ def test_exactly_once_when_the_worker_dies(db, clerk):
     killed = db.server.log().count("was terminated by signal 9")
     db.server.set("retrysafe.fault_points", "function.before_commit=kill")
     try:
-        emit(db, *[(f"f{i}", {}) for i in range(6)])
+        in_spite_of_crashes(lambda: emit(db, *[(f"f{i}", {}) for i in range(6)]))
         eventually(lambda: db.server.log().count("was terminated by signal 9") > killed)
     finally:
         eventually(lambda: in_spite_of_crashes(lambda: db.server.set("retrysafe.fault_points", None) is None))
@@ -315,14 +314,6 @@ def test_exactly_once_when_the_worker_dies(db, clerk):
     assert effects(db) == [f"e{i}" for i in range(6)] + [f"f{i}" for i in range(6)]
     assert db.value("SELECT sum(delivered_total) FROM (SELECT max(total_delivered) AS delivered_total FROM"
                     " outbox_batches GROUP BY destination, shard) t") == 12
-
-
-def in_spite_of_crashes(action):
-    """While the server goes down and up again and again."""
-    try:
-        return action()
-    except psycopg2.Error:
-        return False
 
 
 WAIT = {"sql": "DO $$ BEGIN WHILE EXISTS (SELECT FROM app.stop) LOOP PERFORM pg_sleep(0.01); END LOOP; END $$"}

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import pytest
 
+import closing
 from conftest import eventually, run
 from receiver import Answer, Close, Hang, Raw, Receiver, Reset
 
@@ -210,12 +211,14 @@ def run_with_refusals(db, receiver, name):
     assert by_key(requests)["P"] == every
     assert db.sql("SELECT event_key, reason, attempts, ordering_key FROM outbox_dead_letters WHERE destination = %s"
                   " ORDER BY id", name) == [(f"{name}:P:{n}", "HTTP 422: P is closed", 1, "P") for n in every]
+    closing.balance(db, name, [r.id for r in requests if behave(r) == 204])
     receiver.clear()
     receiver.behave(204)
     assert db.value("SELECT outbox_retry(%s, ordering_key => 'no such key')", name) == 0
     assert db.value("SELECT outbox_retry(%s, ordering_key => 'P', reason_like => '%%is closed')", name) == EVENTS
     eventually(lambda: settled(db, name))
     assert by_key(receiver.requests) == {"P": every}
+    closing.balance(db, name, [r.id for r in requests if behave(r) == 204] + receiver.ids)
     assert (status(db, name)["delivered"], status(db, name)["dead"]) == ((KEYS + 2) * EVENTS, 0)
     db.sql("SELECT outbox_drop_destination(%s)", name)
     return finishing_time(requests)

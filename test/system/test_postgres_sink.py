@@ -8,10 +8,9 @@ import threading
 import time
 import uuid
 
-import psycopg2
 import pytest
 
-from conftest import TOP, cluster, eventually, make_database, run
+from conftest import TOP, cluster, eventually, in_spite_of_crashes, make_database, run
 
 sys.path.insert(0, str(TOP / "test/sinks"))
 import sink as interface  # noqa: E402
@@ -627,7 +626,8 @@ def test_effectively_once_when_the_worker_dies(db, second):
     create(db, second, function="public.handle")
     db.server.set("retrysafe.fault_points", "worker.after_ack=kill")
     try:
-        db.sql("SELECT outbox_emit(NULL, 'e' || i, 't', '{}', 'k') FROM generate_series(1, 50) AS i ORDER BY i")
+        in_spite_of_crashes(lambda: db.sql("SELECT outbox_emit(NULL, 'e' || i, 't', '{}', 'k')"
+                                           " FROM generate_series(1, 50) AS i ORDER BY i"))
         eventually(lambda: in_spite_of_crashes(lambda: len(effects(second)) == 50))
         seen = db.server.log().count("was terminated by signal 9")
         eventually(lambda: db.server.log().count("was terminated by signal 9") > seen, message="sent again")
@@ -635,11 +635,3 @@ def test_effectively_once_when_the_worker_dies(db, second):
         eventually(lambda: in_spite_of_crashes(lambda: db.server.set("retrysafe.fault_points", None) is None))
     eventually(lambda: in_spite_of_crashes(lambda: db.value("SELECT delivered FROM outbox_status") == 50))
     assert effects(second) == [f"e{i}" for i in range(1, 51)]
-
-
-def in_spite_of_crashes(action):
-    """While the server goes down and up again and again."""
-    try:
-        return action()
-    except psycopg2.Error:
-        return False

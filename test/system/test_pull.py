@@ -5,6 +5,7 @@ import json
 import psycopg2
 import pytest
 
+import closing
 from conftest import eventually, run
 
 STALE, INVALID, NOT_IN_BATCH = "RS210", "RS209", "RS211"
@@ -634,7 +635,7 @@ def test_many_failing_keys(db):
         if not client.fetch(500):
             return False
         given_back = set()
-        for _, _, _, _, key, ordering_key in client.rows:
+        for _, event_id, _, _, key, ordering_key in client.rows:
             if ordering_key in given_back:
                 continue
             if ordering_key in refusing:
@@ -645,6 +646,7 @@ def test_many_failing_keys(db):
                     client.nack(key, retry_after="0 s")
             else:
                 arrived.setdefault(ordering_key, []).append(int(key.split("-")[1]))
+                ids.append(event_id)
         client.ack()
         return True
 
@@ -656,13 +658,14 @@ def test_many_failing_keys(db):
             assert count <= most
         return count
 
-    arrived = {}
+    arrived, ids = {}, []
     start()
     clean = rounds(most=1000)
     eventually(lambda: not work())
+    closing.balance(db, "d", ids)
     db.sql("SELECT outbox_drop_destination('d')")
 
-    arrived = {}
+    arrived, ids = {}, []
     refusing |= {"P", "T"}
     start()
     rounds(most=clean * 1.2)
@@ -674,12 +677,14 @@ def test_many_failing_keys(db):
     assert "P" not in arrived
     assert db.sql("SELECT event_key, reason, attempts FROM outbox_dead_letters ORDER BY id") == [
         (f"P-{n}-2", "P is closed", 1) for n in every]
+    closing.balance(db, "d", ids)
 
     refusing.clear()
     assert db.value("SELECT outbox_retry('d', ordering_key => 'no such key')") == 0
     assert db.value("SELECT outbox_retry('d', ordering_key => 'P', reason_like => 'P is %%')") == each
     eventually(lambda: not work() and len(arrived.get("P", ())) == each)
     assert arrived["P"] == list(every)
+    closing.balance(db, "d", ids)
     assert db.sql("SELECT backlog, parked_retry, parked_blocked, dead FROM outbox_status") == [(0, 0, 0, 0)]
 
 
