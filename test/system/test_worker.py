@@ -12,8 +12,8 @@ import psycopg2
 import pytest
 
 import closing
-from conftest import Pending, cluster, eventually, in_spite_of_crashes, kill, make_database, run
-from null_destination import DELIVERED, RETRY, UNREACHABLE, NullDestination, emit, register, worker_pids
+from conftest import cluster, eventually, in_spite_of_crashes, kill, make_database, run
+from null_destination import DELIVERED, RETRY, UNREACHABLE, NullDestination, emit, worker_pids
 from receiver import Answer, Hang, Receiver
 
 
