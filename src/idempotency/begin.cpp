@@ -3,6 +3,7 @@
 #include "idempotency/claims.hpp"
 #include "idempotency/records.hpp"
 #include "pg/error.hpp"
+#include "pg/json_size.hpp"
 #include "settings.hpp"
 
 namespace retrysafe::idempotency {
@@ -46,16 +47,12 @@ bool same_response(Jsonb *a, Jsonb *b) {
 }
 
 void check_response(Jsonb *response) {
-  if (!response) return;
-  StringInfoData json;
-  initStringInfo(&json);
-  JsonbToCString(&json, &response->root, static_cast<int>(VARSIZE(response)));
-  if (json.len > settings::max_response_bytes)
+  int size;
+  if (response && pg::json_exceeds(response, settings::max_response_bytes, &size))
     pg::raise(
         kResponseTooLarge,
         "Save a reference to a large answer instead of the answer, or raise retrysafe.max_response_bytes.",
-        "response is too large: %d bytes of JSON, the limit is %d", json.len, settings::max_response_bytes);
-  pfree(json.data);
+        "response is too large: %d bytes of JSON, the limit is %d", size, settings::max_response_bytes);
 }
 
 void check_status(const text *status) {
@@ -106,6 +103,8 @@ Answer begin(const Request &request, const Interval *ttl, Wait wait) {
     if (const Record *own = find_record(request.key)) return answer_from(*own, request);
   }
 
+  const uint64 completed = pg::transactions_completed();
+  pg_read_barrier();
   // The common case of a retry: no lock, no transaction id, nothing written.
   if (const Record *record = find_live_record(request.key)) return answered(*record, request);
   if (XactReadOnly)
@@ -117,8 +116,11 @@ Answer begin(const Request &request, const Interval *ttl, Wait wait) {
   PreventCommandIfParallelMode("idem_begin()");  // the processes of a query do not lock each other out
 
   const bool locked = lock(request.key, wait);
-  // Whoever held the lock has committed or rolled back: its answer is visible before the lock is free.
-  if (const Record *record = find_live_record(request.key)) {
+  // Whoever held the lock has committed or rolled back: its answer is visible before the lock is free. Where
+  // no transaction at all has ended since the record was looked for, there is still none.
+  pg_read_barrier();
+  const bool nothing_ended = locked && pg::transactions_completed() == completed;
+  if (const Record *record = nothing_ended ? nullptr : find_live_record(request.key)) {
     if (locked) unlock(request.key);
     return answered(*record, request);
   }

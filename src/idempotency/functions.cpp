@@ -14,15 +14,26 @@ Jsonb *jsonb_argument(FunctionCallInfo fcinfo, int argument) {
   return PG_ARGISNULL(argument) ? nullptr : PG_GETARG_JSONB_P(argument);
 }
 
-// The row (outcome text, response jsonb, status text).
-Datum row_of(FunctionCallInfo fcinfo, const Answer &answer) {
-  TupleDesc descriptor;
-  if (get_call_result_type(fcinfo, nullptr, &descriptor) != TYPEFUNC_COMPOSITE)
-    elog(ERROR, "retrysafe: the result must be a row");
+// The row (outcome text, response jsonb, status text). Kept for the life of the process: looking it up in the
+// catalogs takes longer than a replay.
+TupleDesc answer_descriptor() {
+  static constinit TupleDesc descriptor = nullptr;
+  if (descriptor) return descriptor;
+  MemoryContext caller = MemoryContextSwitchTo(TopMemoryContext);
+  TupleDesc fresh = CreateTemplateTupleDesc(3);
+  TupleDescInitEntry(fresh, 1, "outcome", TEXTOID, -1, 0);
+  TupleDescInitEntry(fresh, 2, "response", JSONBOID, -1, 0);
+  TupleDescInitEntry(fresh, 3, "status", TEXTOID, -1, 0);
+  descriptor = BlessTupleDesc(fresh);
+  MemoryContextSwitchTo(caller);
+  return descriptor;
+}
+
+Datum row_of(const Answer &answer) {
   Datum values[3] = {CStringGetTextDatum(name_of(answer.outcome)), PointerGetDatum(answer.response),
                      PointerGetDatum(answer.status)};
   bool nulls[3] = {false, !answer.response, !answer.status};
-  return HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(descriptor), values, nulls));
+  return HeapTupleGetDatum(heap_form_tuple(answer_descriptor(), values, nulls));
 }
 
 // (key, request_hash, scope, ttl, also_accept)
@@ -33,7 +44,7 @@ Datum begin_function(FunctionCallInfo fcinfo, HashForm form, Wait wait) {
   const Interval *ttl = PG_ARGISNULL(3) ? nullptr : PG_GETARG_INTERVAL_P(3);
   if (ttl) check_ttl(*ttl);
   request.also_accept = request_hash_list_argument(fcinfo, 4, form);
-  return row_of(fcinfo, begin(request, ttl, wait));
+  return row_of(begin(request, ttl, wait));
 }
 
 bool may_read_records() {
@@ -51,17 +62,15 @@ Datum peek_function(FunctionCallInfo fcinfo, HashForm form) {
   bytea *hash = any_request ? nullptr : request_hash_argument(fcinfo, 1, form);
 
   const Claim *claim = find_claim(key);
-  if (claim && claim->state == ClaimState::kOwned)
-    return row_of(fcinfo, {Outcome::kInProgress, nullptr, nullptr});
+  if (claim && claim->state == ClaimState::kOwned) return row_of({Outcome::kInProgress, nullptr, nullptr});
   const Record *record = find_record(key);
   const bool own = claim && claim->state == ClaimState::kCompleted;
   if (record && (own || record->is_alive(GetCurrentTimestamp()))) {
     if (hash && !same_bytes(hash, record->request_hash))
-      return row_of(fcinfo, {Outcome::kConflict, nullptr, nullptr});
-    return row_of(fcinfo, {Outcome::kReplay, record->response, record->status});
+      return row_of({Outcome::kConflict, nullptr, nullptr});
+    return row_of({Outcome::kReplay, record->response, record->status});
   }
-  return row_of(fcinfo,
-                {locked_by_another(key) ? Outcome::kInProgress : Outcome::kUnknown, nullptr, nullptr});
+  return row_of({locked_by_another(key) ? Outcome::kInProgress : Outcome::kUnknown, nullptr, nullptr});
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ enum : AttrNumber {
   kResponse,
   kCreatedAt,
   kCompletedAt,
-  kExpiresAt
+  kExpiresAt,
+  kTxid
 };
 
 }  // namespace retrysafe::idempotency::record_column

@@ -21,14 +21,14 @@ using namespace record_column;
 // when the key was begun ($9); nobody but the owner of the key writes it since.
 constinit pg::Statement kSaveWithTtl{
     "INSERT INTO @.idem_records_with_ttl AS r"
-    " (key, scope, request_hash, status, response_json, created_at, completed_at, expires_at)"
-    " VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+    " (key, scope, request_hash, status, response_json, created_at, completed_at, expires_at, txid)"
+    " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $10)"
     " ON CONFLICT (key, scope) DO UPDATE SET request_hash = excluded.request_hash, status = excluded.status,"
     " response_json = excluded.response_json, created_at = excluded.created_at,"
-    " completed_at = excluded.completed_at, expires_at = excluded.expires_at"
+    " completed_at = excluded.completed_at, expires_at = excluded.expires_at, txid = excluded.txid"
     " WHERE r.expires_at <= $9",
     {TEXTOID, TEXTOID, BYTEAOID, TEXTOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID,
-     TIMESTAMPTZOID}};
+     TIMESTAMPTZOID, XID8OID}};
 
 constinit pg::Statement kRemove{"DELETE FROM @.idem_records WHERE key = $1 AND scope = $2",
                                 {TEXTOID, TEXTOID}};
@@ -112,12 +112,14 @@ const Record *find_record(const Key &key) {
     const int piece = ring.newest(i);
     newest = newest_in(e.idem_records_pieces[piece], e.idem_records_pkey_pieces[piece], key, newest);
   }
+  if (pg::is_untouched(e.idem_records_with_ttl)) return newest;  // many never give a ttl
   return newest_in(e.idem_records_with_ttl, e.idem_records_with_ttl_pkey, key, newest);
 }
 
 void save_record(const Claim &claim, TimestampTz completed_at, TimestampTz expires_at, const text *status,
                  const Jsonb *response) {
   const Terms &terms = *claim.terms;
+  const Datum txid = FullTransactionIdGetDatum(GetTopFullTransactionId());
   bool saved;
   if (terms.ttl) {
     saved = pg::spi([&] {
@@ -125,14 +127,20 @@ void save_record(const Claim &claim, TimestampTz completed_at, TimestampTz expir
                   {pg::value(claim.key.key), pg::value(claim.key.scope), pg::value(terms.request_hash),
                    pg::value(status), pg::value(response), pg::value(TimestampTzGetDatum(terms.begun_at)),
                    pg::value(TimestampTzGetDatum(completed_at)), pg::value(TimestampTzGetDatum(expires_at)),
-                   pg::value(TimestampTzGetDatum(terms.begun_at))});
+                   pg::value(TimestampTzGetDatum(terms.begun_at)), pg::value(txid)});
             }) == 1;
   } else {
-    const Datum values[]{PointerGetDatum(claim.key.key),      PointerGetDatum(claim.key.scope),
-                         PointerGetDatum(terms.request_hash), PointerGetDatum(status),
-                         PointerGetDatum(response),           TimestampTzGetDatum(terms.begun_at),
-                         TimestampTzGetDatum(completed_at),   TimestampTzGetDatum(expires_at)};
-    const bool nulls[]{false, false, false, false, response == nullptr, false, false, false};
+    const Datum values[]{PointerGetDatum(claim.key.key),
+                         PointerGetDatum(claim.key.scope),
+                         PointerGetDatum(terms.request_hash),
+                         PointerGetDatum(status),
+                         PointerGetDatum(response),
+                         TimestampTzGetDatum(terms.begun_at),
+                         TimestampTzGetDatum(completed_at),
+                         TimestampTzGetDatum(expires_at),
+                         txid};
+    bool nulls[kTxid]{};
+    nulls[kResponse - 1] = response == nullptr;
     saved = save_in_ring(claim, values, nulls);
   }
   // Only somebody who writes to the table by hand, past the lock on the key, can have been there first.

@@ -69,7 +69,9 @@ constexpr pg::XactSubscriber subscriber{
 
 }  // namespace
 
-FoundEvent append_to_log(const LogEntry &entry, void (*before_writing)(const LogEntry &), int64 *id) {
+FoundEvent append_to_log(const LogEntry &entry, Repetition repetition,
+                         void (*before_writing)(const LogEntry &), int64 *id) {
+  Pieces pieces = repetition == Repetition::kPossible ? Pieces::kAll : Pieces::kOlder;
   // A new era locks out writers before it draws its first position: none may hold a position without this
   // lock.
   LockRelationOid(pg::extension().outbox_log, RowExclusiveLock);
@@ -78,7 +80,7 @@ FoundEvent append_to_log(const LogEntry &entry, void (*before_writing)(const Log
     storage::lock_rings();
     KeyWriter writer{};
     const FoundEvent found =
-        look_in_log(PointerGetDatum(entry.event_key), PointerGetDatum(entry.scope), &writer);
+        look_in_log(PointerGetDatum(entry.event_key), PointerGetDatum(entry.scope), &writer, pieces);
     if (found.place == Place::kNowhere && !writer.is_busy()) {
       if (before_writing) before_writing(entry);
       written = insert_into_active_piece(entry, id);
@@ -86,6 +88,7 @@ FoundEvent append_to_log(const LogEntry &entry, void (*before_writing)(const Log
     storage::unlock_rings();
     if (found.place != Place::kNowhere) return found;
     if (writer.is_busy()) wait_for(writer);
+    pieces = Pieces::kAll;
   }
   return FoundEvent{};
 }

@@ -18,10 +18,15 @@ struct LogEntry {
   TimestampTz created_at;
 };
 
+// How likely the event is there already. When it is not expected, its row is tried first, and taken back if
+// it is.
+enum class Repetition { kPossible, kUnexpected };
+
 // Appends the event unless its key is in the log: then says what is there, having waited for a transaction
 // that was just writing it. `before_writing` (null: nothing) may raise. Raises 40001 when the event is there
 // but the snapshot of this transaction cannot see it.
-FoundEvent append_to_log(const LogEntry &entry, void (*before_writing)(const LogEntry &), int64 *id);
+FoundEvent append_to_log(const LogEntry &entry, Repetition repetition,
+                         void (*before_writing)(const LogEntry &), int64 *id);
 
 // The first position that this transaction drew; 0: none.
 int64 first_position_of_transaction();

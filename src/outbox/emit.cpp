@@ -7,6 +7,7 @@
 #include "outbox/append.hpp"
 #include "outbox/event_key.hpp"
 #include "pg/boundary.hpp"
+#include "pg/json_size.hpp"
 #include "pg/statement.hpp"
 #include "pg/text.hpp"
 #include "pg/xact_events.hpp"
@@ -54,11 +55,12 @@ Jsonb *jsonb_argument(FunctionCallInfo fcinfo, int number) {
 }
 
 void check_name(const text *name, const ErrorCode &code, const char *what) {
+  const size_t size = name ? pg::bytes_of(name).size() : 0;
+  if (size > 0 && size <= kMaxNameBytes) return;
   const char *hint = psprintf("The %s is text of 1 to %zu bytes.", what, kMaxNameBytes);
   if (!name) pg::raise(code, hint, "%s must not be null", what);
-  const size_t size = pg::bytes_of(name).size();
   if (size == 0) pg::raise(code, hint, "%s must not be empty", what);
-  if (size > kMaxNameBytes) pg::raise(code, hint, "%s is too long: %zu bytes", what, size);
+  pg::raise(code, hint, "%s is too long: %zu bytes", what, size);
 }
 
 void check_scope(const text *scope) {
@@ -78,16 +80,12 @@ void check_event_type(const text *type) {
 }
 
 void check_payload(Jsonb *payload) {
-  if (!payload) return;
-  StringInfoData json;
-  initStringInfo(&json);
-  JsonbToCString(&json, &payload->root, static_cast<int>(VARSIZE(payload)));
-  if (json.len > settings::max_payload_bytes)
+  int size;
+  if (payload && pg::json_exceeds(payload, settings::max_payload_bytes, &size))
     pg::raise(
         kPayloadTooLarge,
         "Emit a reference to the data instead, or have an administrator raise retrysafe.max_payload_bytes.",
-        "payload is too large: %d bytes of JSON text, %d are allowed", json.len, settings::max_payload_bytes);
-  pfree(json.data);
+        "payload is too large: %d bytes of JSON text, %d are allowed", size, settings::max_payload_bytes);
 }
 
 std::string_view view(const JsonbValue &string) {
@@ -225,11 +223,19 @@ void before_writing(const LogEntry &entry) {
   emitted = true;
 }
 
+// Whoever has just become the owner of the key is the first to do its work.
+Repetition repetition(const NewEvent &event) {
+  if (!event.idempotency_key) return Repetition::kPossible;
+  const idempotency::Claim *claim = idempotency::find_claim({event.idempotency_key, event.scope});
+  return claim && claim->state == idempotency::ClaimState::kOwned ? Repetition::kUnexpected
+                                                                  : Repetition::kPossible;
+}
+
 FoundEvent emit_now(const NewEvent &event, int64 *id) {
   const Datum key = PointerGetDatum(event.event_key);
   const FoundEvent scheduled = find_scheduled_event(key, PointerGetDatum(event.scope));
   if (scheduled.place != Place::kNowhere) return scheduled;
-  const FoundEvent found = append_to_log(log_entry(event), before_writing, id);
+  const FoundEvent found = append_to_log(log_entry(event), repetition(event), before_writing, id);
   if (found.place == Place::kNowhere) require_free(Place::kScheduled, event);
   return found;
 }

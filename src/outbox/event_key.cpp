@@ -84,6 +84,7 @@ FoundEvent look_in(const EventTable &in, Datum event_key, Datum scope, KeyWriter
 }  // namespace
 
 FoundEvent find_scheduled_event(Datum event_key, Datum scope) {
+  if (pg::is_untouched(pg::extension().outbox_scheduled)) return FoundEvent{};  // most never delay an event
   for (;;) {
     CHECK_FOR_INTERRUPTS();
     KeyWriter writer{};
@@ -93,10 +94,10 @@ FoundEvent find_scheduled_event(Datum event_key, Datum scope) {
   }
 }
 
-FoundEvent look_in_log(Datum event_key, Datum scope, KeyWriter *writer) {
+FoundEvent look_in_log(Datum event_key, Datum scope, KeyWriter *writer, Pieces pieces) {
   const storage::Ring &ring = storage::ring(storage::RingName::kLog);
   FoundEvent event{};
-  for (int i = 0; i < ring.count && event.place == Place::kNowhere; ++i)
+  for (int i = pieces == Pieces::kOlder ? 1 : 0; i < ring.count && event.place == Place::kNowhere; ++i)
     event = look_in(piece_of_log(ring.newest(i)), event_key, scope, writer);
   return event;
 }
@@ -107,7 +108,7 @@ FoundEvent find_event(Datum event_key, Datum scope) {
   for (;;) {
     CHECK_FOR_INTERRUPTS();
     KeyWriter writer{};
-    const FoundEvent event = look_in_log(event_key, scope, &writer);
+    const FoundEvent event = look_in_log(event_key, scope, &writer, Pieces::kAll);
     if (event.place != Place::kNowhere || !writer.is_busy()) return event;
     wait_for(writer);
   }
@@ -133,7 +134,8 @@ bool is_taken(Place place, Datum event_key, Datum scope) {
     scan.end();
     return taken;
   };
-  if (place == Place::kScheduled) return taken_in(scheduled_events());
+  if (place == Place::kScheduled)
+    return !pg::is_untouched(pg::extension().outbox_scheduled) && taken_in(scheduled_events());
   const storage::Ring &ring = storage::ring(storage::RingName::kLog);
   for (int i = 0; i < ring.count; ++i)
     if (taken_in(piece_of_log(ring.pieces[i]))) return true;

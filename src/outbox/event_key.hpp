@@ -42,7 +42,8 @@ FoundEvent find_event(Datum event_key, Datum scope);
 FoundEvent find_scheduled_event(Datum event_key, Datum scope);
 
 // The same for the log only, without waiting: instead it tells of a writer that is to be waited for.
-FoundEvent look_in_log(Datum event_key, Datum scope, KeyWriter *writer);
+enum class Pieces { kAll, kOlder };  // kOlder: without the active one
+FoundEvent look_in_log(Datum event_key, Datum scope, KeyWriter *writer, Pieces pieces);
 void wait_for(const KeyWriter &writer);
 
 // True when a row of this key is in that place, be it committed or on its way in or out. Waits for nobody.

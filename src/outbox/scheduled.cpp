@@ -84,7 +84,7 @@ bool move_one_batch(TimestampTz now, MovedBatch *batch) {
     batch->moved = pg::Row(0).is_null(5) ? 0 : static_cast<int64>(rows);
     for (int64 i = 0; i < batch->moved; ++i) {
       int64 id;
-      (void)append_to_log(entry_of(pg::Row(static_cast<uint64>(i))), nullptr, &id);
+      (void)append_to_log(entry_of(pg::Row(static_cast<uint64>(i))), Repetition::kPossible, nullptr, &id);
     }
     return true;
   });

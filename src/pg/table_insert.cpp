@@ -2,17 +2,104 @@
 
 #include <algorithm>
 
+#include "pg/extension.hpp"
+
+#include "pg/server.hpp"
+
 namespace retrysafe::pg {
 
 namespace {
 
-// Indexes that an administrator added may have a predicate or expressions.
-bool is_in_index(IndexInfo *info, TupleTableSlot *slot, EState **estate) {
-  if (info->ii_Predicate == NIL && info->ii_Expressions == NIL) return true;
-  if (!*estate) *estate = CreateExecutorState();
-  GetPerTupleExprContext(*estate)->ecxt_scantuple = slot;
-  if (info->ii_Predicate == NIL) return true;
-  return ExecQual(ExecPrepareQual(info->ii_Predicate, *estate), GetPerTupleExprContext(*estate));
+// What an insertion has to know of an index. An index that an administrator added may be of any kind: it is
+// entered as the executor would, with everything looked up each time.
+struct IndexShape {
+  Oid oid;
+  bool plain;  // a btree over columns
+  bool unique;
+  int key_count;
+  AttrNumber columns[4];
+};
+
+struct TableShape {
+  Oid oid;
+  uint64 generation;  // of the extension, which changes with every change of the table
+  int index_count;
+  IndexShape indexes[8];
+};
+
+constexpr int kShapes = 16;  // tables that are inserted into at the same time; more only cost time
+constinit TableShape shapes[kShapes]{};
+constinit int next_shape = 0;
+
+IndexShape shape_of_index(Oid oid) {
+  Relation index = index_open(oid, RowExclusiveLock);
+  IndexShape shape{};
+  shape.oid = oid;
+  const Form_pg_index form = index->rd_index;
+  shape.unique = form->indisunique;
+  shape.key_count = form->indnatts;
+  shape.plain = index->rd_rel->relam == BTREE_AM_OID && form->indisready &&
+                form->indnatts <= static_cast<int>(lengthof(shape.columns)) &&
+                RelationGetIndexExpressions(index) == NIL && RelationGetIndexPredicate(index) == NIL;
+  for (int i = 0; shape.plain && i < shape.key_count; ++i) shape.columns[i] = form->indkey.values[i];
+  index_close(index, NoLock);
+  return shape;
+}
+
+const TableShape &shape_of(Relation table) {
+  const Oid oid = RelationGetRelid(table);
+  const uint64 generation = extension().generation;
+  for (const TableShape &known : shapes)
+    if (known.oid == oid && known.generation == generation) return known;
+
+  TableShape shape{};
+  List *indexes = RelationGetIndexList(table);
+  if (list_length(indexes) > static_cast<int>(lengthof(shape.indexes)))
+    elog(ERROR, "retrysafe: table \"%s\" has too many indexes", RelationGetRelationName(table));
+  ListCell *cell;
+  foreach (cell, indexes) shape.indexes[shape.index_count++] = shape_of_index(lfirst_oid(cell));
+  list_free(indexes);
+  shape.oid = oid;
+  shape.generation = generation;
+  TableShape &place = shapes[next_shape];
+  next_shape = (next_shape + 1) % kShapes;
+  return place = shape;
+}
+
+// The lock on the table keeps its indexes as they are: dropping and rebuilding one, concurrently too, waits
+// for it.
+bool enter_plain(Relation table, const IndexShape &shape, TupleTableSlot *slot, IndexUniqueCheck check) {
+  Datum keys[lengthof(shape.columns)];
+  bool nulls[lengthof(shape.columns)];
+  for (int i = 0; i < shape.key_count; ++i) {
+    keys[i] = slot->tts_values[shape.columns[i] - 1];
+    nulls[i] = slot->tts_isnull[shape.columns[i] - 1];
+  }
+  Relation index = RelationIdGetRelation(shape.oid);
+  if (!RelationIsValid(index)) elog(ERROR, "retrysafe: index %u is missing", shape.oid);
+  IndexInfo unused{};  // btree does not look at it
+  const bool entered = index_insert(index, keys, nulls, &slot->tts_tid, table, check, false, &unused);
+  RelationClose(index);
+  return entered;
+}
+
+bool enter_any(Relation table, const IndexShape &shape, TupleTableSlot *slot, IndexUniqueCheck check) {
+  Relation index = index_open(shape.oid, RowExclusiveLock);
+  IndexInfo *info = BuildIndexInfo(index);
+  EState *estate = CreateExecutorState();
+  ExprContext *context = GetPerTupleExprContext(estate);
+  context->ecxt_scantuple = slot;
+  bool entered = true;
+  if (info->ii_ReadyForInserts &&
+      (info->ii_Predicate == NIL || ExecQual(ExecPrepareQual(info->ii_Predicate, estate), context))) {
+    Datum keys[INDEX_MAX_KEYS];
+    bool nulls[INDEX_MAX_KEYS];
+    FormIndexDatum(info, slot, estate, keys, nulls);
+    entered = index_insert(index, keys, nulls, &slot->tts_tid, table, check, false, info);
+  }
+  FreeExecutorState(estate);
+  index_close(index, NoLock);
+  return entered;
 }
 
 }  // namespace
@@ -23,6 +110,7 @@ bool is_in_index(IndexInfo *info, TupleTableSlot *slot, EState **estate) {
 // exactly one sees the other.
 bool insert_row(Oid oid, const Datum *values, const bool *nulls, Oid unique_index) {
   Relation table = table_open(oid, RowExclusiveLock);
+  const TableShape &shape = shape_of(table);
   const int columns = RelationGetNumberOfAttributes(table);
   TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(table), &TTSOpsVirtual);
   std::copy_n(values, columns, slot->tts_values);
@@ -31,26 +119,15 @@ bool insert_row(Oid oid, const Datum *values, const bool *nulls, Oid unique_inde
   table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
 
   bool conflict = false;
-  EState *estate = nullptr;
-  List *indexes = RelationGetIndexList(table);
-  ListCell *cell;
-  foreach (cell, indexes) {
-    Relation index = index_open(lfirst_oid(cell), RowExclusiveLock);
-    IndexInfo *info = BuildIndexInfo(index);
-    if (info->ii_ReadyForInserts && is_in_index(info, slot, &estate)) {
-      Datum keys[INDEX_MAX_KEYS];
-      bool null_keys[INDEX_MAX_KEYS];
-      FormIndexDatum(info, slot, estate, keys, null_keys);
-      const IndexUniqueCheck check = !info->ii_Unique                          ? UNIQUE_CHECK_NO
-                                     : RelationGetRelid(index) == unique_index ? UNIQUE_CHECK_PARTIAL
-                                                                               : UNIQUE_CHECK_YES;
-      const bool entered = index_insert(index, keys, null_keys, &slot->tts_tid, table, check, false, info);
-      if (check == UNIQUE_CHECK_PARTIAL && !entered) conflict = true;
-    }
-    index_close(index, NoLock);
+  for (int i = 0; i < shape.index_count; ++i) {
+    const IndexShape &index = shape.indexes[i];
+    const IndexUniqueCheck check = !index.unique               ? UNIQUE_CHECK_NO
+                                   : index.oid == unique_index ? UNIQUE_CHECK_PARTIAL
+                                                               : UNIQUE_CHECK_YES;
+    const bool entered =
+        index.plain ? enter_plain(table, index, slot, check) : enter_any(table, index, slot, check);
+    if (check == UNIQUE_CHECK_PARTIAL && !entered) conflict = true;
   }
-  list_free(indexes);
-  if (estate) FreeExecutorState(estate);
   if (conflict) {
     CommandCounterIncrement();  // a command does not see, and so cannot delete, what it inserted itself
     simple_table_tuple_delete(table, &slot->tts_tid, GetActiveSnapshot());

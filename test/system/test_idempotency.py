@@ -698,7 +698,7 @@ def test_record_written_past_the_lock_is_not_overwritten(shop):
     """The unique constraint stays the net below the lock."""
     connection = shop.connect(autocommit=False)
     begin(connection, "k")
-    shop.sql("INSERT INTO idem_records_1 VALUES ('k', '', 'a', 'completed', '1', now(), now(), now() + interval '1 day')")
+    shop.sql("INSERT INTO idem_records_1 VALUES ('k', '', 'a', 'completed', '1', now(), now(), now() + interval '1 day', '1')")
     assert error_of(complete, connection, "k", 1) == "40001"
     connection.rollback()
     assert begin(connection, "k") == ("replay", 1, "completed")

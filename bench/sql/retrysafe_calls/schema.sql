@@ -2,6 +2,8 @@
 CREATE FUNCTION place_order(request_key text, digest bytea, request jsonb) RETURNS jsonb LANGUAGE plpgsql AS $$
 DECLARE
   claim record;
+  customer constant text := request ->> 'customer';
+  event bigint;
   order_id bigint;
   answer jsonb;
 BEGIN
@@ -13,12 +15,13 @@ BEGIN
   END CASE;
 
   INSERT INTO retrysafe_calls.orders (customer, amount, items)
-  VALUES (request ->> 'customer', (request ->> 'amount')::numeric, request ->> 'items') RETURNING id INTO order_id;
+  VALUES (customer, (request ->> 'amount')::numeric, request ->> 'items') RETURNING id INTO order_id;
 
   answer := jsonb_build_object('order', order_id);
-  PERFORM retrysafe.outbox_emit(request_key, request_key || ':placed', 'order.placed', request, request ->> 'customer'),
-          retrysafe.outbox_emit(request_key, request_key || ':audit', 'audit.order_placed', request, request ->> 'customer'),
-          retrysafe.idem_complete(request_key, answer);
+  -- An assignment costs less than PERFORM, which starts the executor.
+  event := retrysafe.outbox_emit(request_key, request_key || ':placed', 'order.placed', request, customer);
+  event := retrysafe.outbox_emit(request_key, request_key || ':audit', 'audit.order_placed', request, customer);
+  PERFORM retrysafe.idem_complete(request_key, answer);
   RETURN answer;
 END
 $$;

@@ -22,7 +22,8 @@ CREATE TABLE @extschema@.idem_records (
   response_json jsonb,
   created_at    timestamptz NOT NULL,
   completed_at  timestamptz NOT NULL,
-  expires_at    timestamptz NOT NULL
+  expires_at    timestamptz NOT NULL,
+  txid          xid8 NOT NULL          -- that did the work: by it the events of the request are found in the log
 );
 CREATE TABLE @extschema@.idem_records_with_ttl (
   CONSTRAINT idem_records_with_ttl_pkey PRIMARY KEY (key, scope)
@@ -181,8 +182,6 @@ BEGIN
                        'outbox_log_event_key_' || piece, parent || '_' || piece);
         EXECUTE pg_catalog.format('CREATE INDEX %I ON @extschema@.%I (txid, id)',
                        'outbox_log_txid_' || piece, parent || '_' || piece);
-        EXECUTE pg_catalog.format('CREATE INDEX %I ON @extschema@.%I (idempotency_key) WHERE idempotency_key IS NOT NULL',
-                       'outbox_log_idempotency_key_' || piece, parent || '_' || piece);
       END IF;
     END LOOP;
   END LOOP;

@@ -84,7 +84,7 @@ COMMENT ON FUNCTION @extschema@.inbox_accept(text, text[]) IS
 -- One row per key: the live one, or else the last, until it is removed.
 CREATE VIEW @extschema@.idempotency_records AS
 SELECT DISTINCT ON (key, scope)
-       key, scope, request_hash, status, response_json, created_at, completed_at, expires_at
+       key, scope, request_hash, status, response_json, created_at, completed_at, expires_at, txid
   FROM @extschema@.idem_records
  ORDER BY key, scope, expires_at DESC;
 COMMENT ON VIEW @extschema@.idempotency_records IS 'The saved answers; one that has expired counts as absent.';
