@@ -102,8 +102,7 @@ CREATE VIEW @extschema@.outbox_status AS
            SELECT l.created_at FROM @extschema@.outbox_log l WHERE l.id > s.position ORDER BY l.id LIMIT 1
          )) AS oldest_pending_age,
          s.delivered,
-         (SELECT coalesce(pg_catalog.sum(r.bytes), 0)::bigint FROM @extschema@.ring_status r
-           WHERE 'destination ' || d.name = ANY (r.held_by)) AS holds_back_bytes,
+         coalesce(held.bytes, 0) AS holds_back_bytes,
          waiting.retry AS parked_retry, waiting.events - waiting.retry AS parked_blocked, dead.events AS dead,
          s.failures, s.retry_at, s.last_error, s.error_at,
          s.holders,
@@ -137,7 +136,11 @@ CREATE VIEW @extschema@.outbox_status AS
             WHERE p.destination = d.destination AND p.state IN ('retry', 'blocked')) AS waiting
    CROSS JOIN LATERAL (
            SELECT pg_catalog.count(*) AS events FROM @extschema@.outbox_parked p
-            WHERE p.destination = d.destination AND p.state = 'dead') AS dead;
+            WHERE p.destination = d.destination AND p.state = 'dead') AS dead
+    -- Once, not for each destination: the planner would think the view dear, and compile it for seconds.
+    LEFT JOIN (SELECT holder, pg_catalog.sum(r.bytes)::bigint AS bytes
+                 FROM @extschema@.ring_status r, pg_catalog.unnest(r.held_by) AS holder
+                GROUP BY holder) AS held ON held.holder = 'destination ' || d.name;
 COMMENT ON VIEW @extschema@.outbox_status
 IS 'one row for each destination: what it does, how far it is behind, what failed';
 COMMENT ON COLUMN @extschema@.outbox_status.holds_back_bytes
