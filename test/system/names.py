@@ -1,0 +1,37 @@
+"""Names that resolve as a test says, in a server of its own (preload/names.c)."""
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+from unittest import mock
+
+from conftest import cluster
+
+
+class Names:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def say(self, name, answer="127.0.0.1"):
+        """`answer`: an address, "none" or "hang"."""
+        new = self.folder / "new"
+        new.write_text(answer)
+        new.rename(self.folder / name)
+
+
+@contextlib.contextmanager
+def cluster_with_names(*settings):
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-names-", dir="/tmp"))
+    folder.chmod(0o755)
+    library = folder / "names.so"
+    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", library,
+                    pathlib.Path(__file__).with_name("preload") / "names.c", "-ldl"], check=True)
+    try:
+        with contextlib.ExitStack() as stack:
+            with mock.patch.dict(os.environ, LD_PRELOAD=str(library), RETRYSAFE_TEST_NAMES=str(folder)):
+                server = stack.enter_context(cluster(*settings))
+            yield server, Names(folder)
+    finally:
+        shutil.rmtree(folder)
