@@ -579,6 +579,23 @@ def test_a_function_that_raises_rubbish(db, healthy, encoding, db_options, rubbi
     becomes_of_rubbish(db, db, healthy, {"sqlstate": sqlstate}, outcome, f"{sqlstate}: ")
 
 
+@pytest.mark.parametrize("db_options, letter", [
+    pytest.param(f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0", letter, id=encoding)
+    for encoding, letter in (("LATIN1", "é"), ("EUC_JP", "あ"))])
+def test_messages_in_the_encoding_of_the_database_stay_readable(db, letter):
+    message = letter + "\x1b\n" + letter * 300
+    run(db.connect(), f"""CREATE FUNCTION public.handle(event jsonb) RETURNS void LANGUAGE plpgsql AS $$
+        BEGIN
+          RAISE EXCEPTION '%', convert_from('\\x{message.encode().hex()}', 'UTF8') USING ERRCODE = '22023';
+        END $$""")
+    create_function_destination(db)
+    db.sql("SELECT outbox_emit(NULL, 'e', 't', '{}')")
+    eventually(lambda: db.value("SELECT dead FROM outbox_status") == 1)
+    reason = bytes(db.value("SELECT convert_to(reason, 'UTF8') FROM outbox_dead_letters")).decode()
+    start = f"22023: {letter}  "
+    assert reason.startswith(start) and set(reason.removeprefix(start)) == {letter} and 100 < len(reason) < 300
+
+
 @pytest.mark.parametrize("encoding, db_options", ENCODINGS.items(), ids=ENCODINGS)
 def test_a_function_that_leaves_rubbish_for_the_commit(db, healthy, encoding, db_options):
     """A key that is begun and not completed fails the transaction when it commits, with the key in the message."""
