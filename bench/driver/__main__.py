@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 
-from driver import build, cluster, drains, http, latency, memory, report, start, wakeup, writes
+from driver import build, cluster, drains, http, latency, memory, report, retention, start, wakeup, writes
 from driver.goals import GOALS
 from driver.run import Run
 
@@ -17,6 +17,7 @@ MODULES = {
     latency: ("L1", "L2"),
     wakeup: ("L3",),
     http: ("H1",),
+    retention: ("R1",),
     memory: ("M1",),
 }
 

@@ -25,5 +25,7 @@ GOALS = {
     "L3": Goal("write rate with a waiting worker against no worker at all, same run", "at least 0.97"),
     "H1": Goal("HTTP deliveries a second, one worker, 64 in flight, a minimal local HTTP server, `synchronous_commit = on`",
                "at least 20,000, and 1.5 times a hand-written Node relay in the same run"),
+    "R1": Goal("remove 1 million records and 1 million events by retention",
+               "under 0.5 s and under 1 MB of WAL; emit p99 unchanged meanwhile, also while `pg_dump` holds its locks"),
     "M1": Goal("a session of 200,000 transactions; a transaction of 100,000 events", "no growth above 1 MB; linear time"),
 }

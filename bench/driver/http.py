@@ -33,9 +33,9 @@ class NodeRelay(queues.Queue):
     def relay(self, cluster, connection, count, batch):
         with relay.running(cluster, self.database, self.url, batch=batch, in_flight=IN_FLIGHT):
             # Its start does not count.
-            _until(connection, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'relay')")
+            _wait(connection, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'relay')")
             start = time.monotonic()
-            _until(connection, "SELECT NOT EXISTS (SELECT FROM handwritten.outbox WHERE sent_at IS NULL)")
+            _wait(connection, "SELECT NOT EXISTS (SELECT FROM handwritten.outbox WHERE sent_at IS NULL)")
             return time.monotonic() - start
 
 
@@ -89,9 +89,5 @@ def _limit(port):
                                 capture_output=True, text=True).stdout)
 
 
-def _until(connection, condition):
-    deadline = time.monotonic() + queues.DEADLINE
-    while not execute(connection, condition)[0][0]:
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"still not: {condition}")
-        time.sleep(0.01)
+def _wait(connection, condition):
+    queues.wait(lambda: execute(connection, condition)[0][0], condition)

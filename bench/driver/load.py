@@ -34,7 +34,8 @@ def pgbench(cluster, database, script, *, clients, each, seed):
 
 @contextlib.contextmanager
 def steady(cluster, database, script, *, clients, rate, seed):
-    """`rate` times a second, until the block ends. Yields a function: (transactions so far, their latencies in seconds)."""
+    """`rate` times a second, until the block ends. Yields a function that ends it:
+    [(time of day at its end, seconds it took)]."""
     with _command(cluster, database, script, clients, seed) as command, tempfile.TemporaryDirectory() as logs:
         process = subprocess.Popen([*command, "-T", "86400", "-R", str(rate), "-l", f"--log-prefix={logs}/log"],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -43,7 +44,7 @@ def steady(cluster, database, script, *, clients, rate, seed):
             process.terminate()
             process.wait()
             lines = (line.split() for file in pathlib.Path(logs).iterdir() for line in file.read_text().splitlines())
-            return [int(fields[2]) / 1e6 for fields in lines if len(fields) >= 6]
+            return [(int(fields[4]) + int(fields[5]) / 1e6, int(fields[2]) / 1e6) for fields in lines if len(fields) >= 6]
 
         try:
             yield latencies

@@ -10,6 +10,15 @@ from driver.subjects import SQL
 DEADLINE = 600
 
 
+def wait(condition, what, timeout=DEADLINE, every=0.01):
+    """Until `condition` is true."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"waited {timeout} s for {what}")
+        time.sleep(every)
+
+
 class Queue:
     def __init__(self, label, database, subject, file):
         self.label, self.database, self.subject, self.file = label, database, subject, file
@@ -71,14 +80,7 @@ class Worker(Queue):
 
     def drain(self, connection, batch):
         execute(connection, "SELECT retrysafe.outbox_resume('counter')")
-        deadline = time.monotonic() + DEADLINE
-        while True:
-            backlog = execute(connection, "SELECT backlog FROM retrysafe.outbox_status")[0][0]
-            if backlog == 0:
-                return
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{self.label}: {backlog} events are left after {DEADLINE} s")
-            time.sleep(0.002)
+        wait(lambda: execute(connection, "SELECT backlog FROM retrysafe.outbox_status")[0][0] == 0, "the backlog to go", every=0.002)
 
     def relay(self, cluster, connection, count, batch):
         start = time.monotonic()

@@ -1,10 +1,9 @@
 """L3: what being woken up costs those who write."""
-import time
-
 from driver import relay, subjects
 from driver.cluster import Cluster, execute
 from driver.load import pgbench
 from driver.numbers import Ratio, median, rate
+from driver.queues import wait
 from driver.results import Bars, Check, Result
 
 CLIENTS = 8
@@ -53,15 +52,7 @@ def _switch(cluster, listener, what):
         # The worker looks at what it is woken up for, and none of it is for this destination. A new one each time, which
         # has nothing to catch up on.
         execute(session, "SELECT retrysafe.outbox_drop_destination('other')")
-        _wait(lambda: execute(session, workers)[0][0] == int(what == WORKER))
+        wait(lambda: execute(session, workers)[0][0] == int(what == WORKER), "workers to follow the setting")
         if what == WORKER:
             execute(session, "SELECT retrysafe.outbox_create_destination('other', 'null', event_types => '{something.else}')")
-            _wait(lambda: execute(session, "SELECT holders FROM retrysafe.outbox_status")[0][0])
-
-
-def _wait(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        if time.monotonic() > deadline:
-            raise RuntimeError("workers do not follow retrysafe.workers_per_database")
-        time.sleep(0.02)
+            wait(lambda: execute(session, "SELECT holders FROM retrysafe.outbox_status")[0][0], "a worker to claim")
