@@ -4,6 +4,7 @@ import contextlib
 from driver.numbers import median
 from driver.results import Bars
 
+pyplot = None
 with contextlib.suppress(ImportError):
     import matplotlib
     matplotlib.use("svg")
@@ -13,6 +14,9 @@ with contextlib.suppress(ImportError):
 
 
 def draw(chart, file):
+    """False where it cannot be drawn."""
+    if pyplot is None:
+        return False
     figure, axes = pyplot.subplots(figsize=(7, 0.45 * len(chart.series) + 1 if isinstance(chart, Bars) else 3.5))
     if isinstance(chart, Bars):
         labels = list(chart.series)
@@ -33,3 +37,4 @@ def draw(chart, file):
     axes.set_title(chart.title, loc="left")
     figure.savefig(file, bbox_inches="tight", metadata={"Date": None})
     pyplot.close(figure)
+    return True

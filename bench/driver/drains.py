@@ -60,7 +60,7 @@ def _backlog(run):
 
 
 def _held_snapshot(run):
-    rounds, budget = run.size(full=100, quick=10), run.size(full=300, quick=15)
+    rounds, budget = run.size(full=100, quick=10), run.size(full=300, quick=8)
     with _prepared(queues.every(), D2_BATCH) as (connections, cluster, missing), contextlib.ExitStack() as at_end:
         for queue in connections:
             holder = at_end.enter_context(cluster.connect(queue.database, autocommit=False))

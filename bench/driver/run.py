@@ -6,8 +6,7 @@ import time
 
 class Run:
     def __init__(self, quick, goals, rounds, seed):
-        self.quick, self.goals = quick, goals
-        self.round_count = rounds or (2 if quick else 5)
+        self.quick, self.goals, self.round_count = quick, goals, rounds
         self._random = random.Random(seed)
         self._start = time.monotonic()
 
