@@ -31,9 +31,10 @@ TEST(EventJsonTest, WhatIsAbsentIsNullButPayloadsHaveNoMemberAndHeadersAreAlways
   EXPECT_EQ(json({.id = "i", .type = "t", .event_key = "k", .scope = "s", .created_at = "c", .attempt = 1}),
             R"({"id":"i","type":"t","key":"k","scope":"s","ordering_key":null,"headers":{},)"
             R"("created_at":"c","attempt":1})");
-  EXPECT_EQ(json({.id = "i", .payload = "null"}),
-            R"({"id":"i","type":null,"key":null,"scope":null,"ordering_key":null,"payload":null,"headers":{},)"
-            R"("created_at":null,"attempt":0})");
+  EXPECT_EQ(
+      json({.id = "i", .payload = "null"}),
+      R"({"id":"i","type":null,"key":null,"scope":null,"ordering_key":null,"payload":null,"headers":{},)"
+      R"("created_at":null,"attempt":0})");
 }
 
 TEST(EventJsonTest, EscapesStrings) {
