@@ -85,14 +85,14 @@ bool remove_expired(Oid table, Oid index, const Key &key, TimestampTz begun_at) 
   return removed;
 }
 
-bool save_in_ring(const Claim &claim, const Datum *values, const bool *nulls) {
+bool save_in_ring(const Claim &claim, const pg::NewRow &row) {
   storage::lock_rings();
-  const int piece = storage::ring(storage::RingName::kRecords).active();
+  const int piece = storage::active_piece(storage::RingName::kRecords);
   const Oid table = pg::extension().idem_records_pieces[piece];
   const Oid index = pg::extension().idem_records_pkey_pieces[piece];
-  const bool saved = pg::insert_row(table, values, nulls, index) ||
+  const bool saved = pg::insert_row(table, row, index) ||
                      (remove_expired(table, index, claim.key, claim.terms->begun_at) &&
-                      pg::insert_row(table, values, nulls, index));
+                      pg::insert_row(table, row, index));
   storage::unlock_rings();
   return saved;
 }
@@ -141,7 +141,7 @@ void save_record(const Claim &claim, TimestampTz completed_at, TimestampTz expir
                          txid};
     bool nulls[kTxid]{};
     nulls[kResponse - 1] = response == nullptr;
-    saved = save_in_ring(claim, values, nulls);
+    saved = save_in_ring(claim, pg::new_row(values, nulls));
   }
   // Only somebody who writes to the table by hand, past the lock on the key, can have been there first.
   if (!saved)

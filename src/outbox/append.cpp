@@ -48,9 +48,10 @@ bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
   set(log_column::kPayload, entry.payload);
   set(log_column::kHeaders, entry.headers);
   values[log_column::kCreatedAt - 1] = TimestampTzGetDatum(entry.created_at);
-  const int piece = storage::ring(storage::RingName::kLog).active();
+  const int piece = storage::active_piece(storage::RingName::kLog);
   RETRYSAFE_FAULT_POINT("emit.before_insert");
-  return pg::insert_row(e.outbox_log_pieces[piece], values, nulls, e.outbox_log_event_key_pieces[piece]);
+  return pg::insert_row(e.outbox_log_pieces[piece], pg::new_row(values, nulls),
+                        e.outbox_log_event_key_pieces[piece]);
 }
 
 void forget() noexcept {

@@ -56,6 +56,13 @@ FoundEvent copy_event(const EventTable &in, pg::IndexScan &scan) {
   return event;
 }
 
+bool is_taken_back(const pg::IndexScan &scan) {
+  const HeapTupleHeader header = ExecFetchSlotHeapTuple(scan.slot, false, nullptr)->t_data;
+  return !(header->t_infomask & (HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI)) &&
+         !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
+         HeapTupleHeaderGetRawXmax(header) == HeapTupleHeaderGetRawXmin(header);
+}
+
 // A row that is there counts before one that another transaction is busy with: the latter may be about to be
 // taken back because of the former, by a transaction that waits for ours.
 FoundEvent look_in(const EventTable &in, Datum event_key, Datum scope, KeyWriter *writer) {
@@ -68,7 +75,9 @@ FoundEvent look_in(const EventTable &in, Datum event_key, Datum scope, KeyWriter
     const bool inserting = TransactionIdIsValid(dirty.xmin);
     const TransactionId xid = inserting ? dirty.xmin : dirty.xmax;
     if (TransactionIdIsValid(xid)) {
-      *writer = {xid, inserting, dirty.speculativeToken, in.table, scan.slot->tts_tid};
+      const bool took_back = is_taken_back(scan);
+      if (!writer->is_busy() || (writer->took_back && !took_back))
+        *writer = {xid, inserting, dirty.speculativeToken, in.table, scan.slot->tts_tid, took_back};
       continue;
     }
     if (!scan.transaction_can_see())

@@ -30,6 +30,7 @@ struct KeyWriter {
   uint32 speculation;
   Oid table;
   ItemPointerData tid;
+  bool took_back;  // has deleted the row again: it lost a race, and may end much later than who won
 
   bool is_busy() const { return TransactionIdIsValid(xid); }
 };

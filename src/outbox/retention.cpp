@@ -44,6 +44,14 @@ Shard *all_shards(uint64 *count) {
   });
 }
 
+// The last window before this one that was read to its end before this one began. Windows that were left half
+// read when an era ended are passed over: the rest of what they hold is in the next one.
+int64 last_finished_window(const Shard &s, int64 window_no) {
+  const StoredWindow *window = load_window(s.destination, s.shard, window_no);
+  while (window && window->resumed_at >= 0) window = load_window(s.destination, s.shard, --window_no);
+  return window_no - 1;
+}
+
 // --- the log -----------------------------------------------------------------------------------------------
 
 // Up to here a shard had recorded everything that was written, by a time.
@@ -52,75 +60,75 @@ int64 passed_position(const Shard &s, TimestampTz time) {
   if (!last_batch_before(s.destination, s.shard, time, &batch)) return 0;
   const StoredWindow *window = load_window(s.destination, s.shard, batch.window_no);
   if (window && batch.position < window->snapshot.ceiling)
-    window = load_window(s.destination, s.shard, batch.window_no - 1);
+    window = load_window(s.destination, s.shard, last_finished_window(s, batch.window_no));
   return window ? window->snapshot.floor : 0;
 }
 
-bool is_delivered(const storage::SealedPiece &piece) {
-  if (piece.sealed_at > cutoff()) return false;
+storage::Turn release_log(const storage::SealedPiece &piece) {
+  const TimestampTz time = cutoff();
+  if (piece.sealed_at > time) return storage::Turn::kNothing;
   uint64 count;
   const Shard *shards = all_shards(&count);
   for (uint64 i = 0; i < count; ++i)
-    if (passed_position(shards[i], cutoff()) < piece.sealed_position) return false;
-  return true;
+    if (passed_position(shards[i], time) < piece.sealed_position) return storage::Turn::kNothing;
+  return storage::Turn::kDone;
 }
 
 // --- progress ----------------------------------------------------------------------------------------------
 
-// Copies the rows of a shard in this piece whose number is not below `first`.
-void copy_forward(const Oid (&tables)[pg::kRingPieces], Oid index, int piece, const Shard &s, int64 first) {
+// Copies the rows of a shard in this piece whose number is not below `first`. An earlier attempt to retire the
+// piece may have copied them already.
+void copy_forward(const Oid (&tables)[pg::kRingPieces], const Oid (&indexes)[pg::kRingPieces], int piece,
+                  const Shard &s, int64 first) {
   ScanKeyData keys[3];
   pg::int4_equals(&keys[0], 1, s.destination);
   pg::int4_equals(&keys[1], 2, s.shard);
   pg::int8_compares(&keys[2], 3, BTGreaterEqualStrategyNumber, F_INT8GE, first);
   Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
-  pg::IndexScan scan = pg::begin_scan(tables[piece], index, snapshot, keys, 3);
+  pg::IndexScan scan = pg::begin_scan(tables[piece], indexes[piece], snapshot, keys, 3);
   while (scan.next()) {
     slot_getallattrs(scan.slot);
-    storage::insert_into_ring(storage::RingName::kProgress, tables, scan.slot->tts_values,
-                              scan.slot->tts_isnull);
+    const pg::NewRow row{scan.slot->tts_values, scan.slot->tts_isnull,
+                         scan.slot->tts_tupleDescriptor->natts};
+    (void)storage::insert_into_ring(storage::RingName::kProgress, tables, row, &indexes);
   }
   scan.end();
   UnregisterSnapshot(snapshot);
 }
 
-// The first window that tells what the shard has done and has to do.
-int64 first_needed_window(const Shard &s, int64 window_no) {
-  const StoredWindow *window = load_window(s.destination, s.shard, window_no);
-  while (window && window->resumed_at >= 0) window = load_window(s.destination, s.shard, --window_no);
-  return window_no - 1;
+// A client may have the row locked for as long as its transaction is open: it is not waited for.
+bool lock_at_once(const Shard &s) {
+  return pg::spi([&] {
+    ShardRow row;
+    return lock_shard(s.destination, s.shard, false, &row);
+  });
 }
 
 // Nothing that the piece records is about an event that is still there. Where a shard stands goes on to the
 // active piece.
-bool is_history(const storage::SealedPiece &piece) {
-  if (piece.sealed_position > storage::position_before_log() + 1) return false;
+storage::Turn release_progress(const storage::SealedPiece &piece) {
+  if (piece.sealed_position > storage::position_before_log() + 1) return storage::Turn::kNothing;
   const pg::Extension &e = pg::extension();
   uint64 count;
   const Shard *shards = all_shards(&count);
+  for (uint64 i = 0; i < count; ++i)
+    if (!lock_at_once(shards[i])) return storage::Turn::kBlocked;
   for (uint64 i = 0; i < count; ++i) {
     const Shard &s = shards[i];
-    ShardRow row;
-    if (!pg::spi([&] { return lock_shard(s.destination, s.shard, true, &row); })) continue;
     const Cursor cursor = load_cursor(s.destination, s.shard);
-    const int64 window = first_needed_window(s, cursor.window_no);
-    copy_forward(e.outbox_windows_pieces, e.outbox_windows_pkey_pieces[piece.piece], piece.piece, s, window);
-    copy_forward(e.outbox_batches_pieces, e.outbox_batches_pkey_pieces[piece.piece], piece.piece, s,
-                 cursor.seq);
+    copy_forward(e.outbox_windows_pieces, e.outbox_windows_pkey_pieces, piece.piece, s,
+                 last_finished_window(s, cursor.window_no));
+    copy_forward(e.outbox_batches_pieces, e.outbox_batches_pkey_pieces, piece.piece, s, cursor.seq);
   }
-  return true;
+  return storage::Turn::kDone;
 }
 
 storage::RingKeeper keeper_of(storage::RingName ring) {
-  const pg::Extension &e = pg::extension();
-  const bool log = ring == storage::RingName::kLog;
   return {ring,
-          log ? 1 : 2,
-          {log ? &e.outbox_log_pieces : &e.outbox_windows_pieces, log ? nullptr : &e.outbox_batches_pieces},
           settings::rotation_age_us(settings::outbox_rotation_age, settings::outbox_retention),
           settings::rotation_bytes(settings::outbox_rotation_size),
           nullptr,
-          log ? is_delivered : is_history};
+          ring == storage::RingName::kLog ? release_log : release_progress};
 }
 
 }  // namespace
@@ -151,11 +159,12 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_cleanup) {
     pg::raise(kInvalidParameter, "It must be at least 1.", "max_rows is out of range");
   pg::require_read_committed("outbox_cleanup");
   const int64 removed = outbox::remove_settled(PG_GETARG_INT32(0));
-  const bool turned = outbox::turn_outbox_rings() == storage::Turn::kDone;
+  const bool turned = storage::may_turn_here() && outbox::turn_outbox_rings() == storage::Turn::kDone;
   PG_RETURN_INT64(removed + (turned ? 1 : 0));
 }
 
-// outbox_passed_position(destination, shard) → bigint
+// outbox_passed_position(destination, shard, by) → bigint
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_passed_position) {
-  PG_RETURN_INT64(outbox::passed_position({PG_GETARG_INT32(0), PG_GETARG_INT32(1)}, DT_NOEND));
+  PG_RETURN_INT64(
+      outbox::passed_position({PG_GETARG_INT32(0), PG_GETARG_INT32(1)}, PG_GETARG_TIMESTAMPTZ(2)));
 }

@@ -186,8 +186,8 @@ void store_window(int32 destination, int32 shard, int64 window_no, const StoredS
       Int64GetDatum(resumed_at)};
   bool nulls[window_column::kResumedAt]{};
   nulls[window_column::kResumedAt - 1] = resumed_at < 0;
-  storage::insert_into_ring(storage::RingName::kProgress, pg::extension().outbox_windows_pieces, values,
-                            nulls);
+  (void)storage::insert_into_ring(storage::RingName::kProgress, pg::extension().outbox_windows_pieces,
+                            pg::new_row(values, nulls));
 }
 
 void store_batch(const BatchRow &b) {
@@ -203,8 +203,8 @@ void store_batch(const BatchRow &b) {
                        Int64GetDatum(b.total_parked),
                        TimestampTzGetDatum(GetCurrentTimestamp())};
   const bool nulls[batch_column::kPublishedAt]{};
-  storage::insert_into_ring(storage::RingName::kProgress, pg::extension().outbox_batches_pieces, values,
-                            nulls);
+  (void)storage::insert_into_ring(storage::RingName::kProgress, pg::extension().outbox_batches_pieces,
+                            pg::new_row(values, nulls));
 }
 
 namespace {

@@ -40,6 +40,13 @@ inline IndexScanDesc begin_index_scan(Relation heap, Relation index, Snapshot sn
 #endif
 }
 
+// What an index keeps from insertion to insertion, until the statement ends.
+inline void end_index_insert([[maybe_unused]] Relation index, [[maybe_unused]] IndexInfo *info) {
+#if PG_VERSION_NUM >= 170000
+  index_insert_cleanup(index, info);
+#endif
+}
+
 // Counts the transactions with an id that have ended, COMMIT PREPARED included. A plain read: an old value
 // only makes a poll come one turn later.
 inline uint64 transactions_completed() {

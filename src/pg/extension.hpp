@@ -11,6 +11,7 @@ namespace retrysafe::pg {
 // and must be a member of the extension. SQL statements name the schema instead (see statement.hpp).
 #define RETRYSAFE_RELATIONS(X)  \
   X(ring_pieces)                \
+  X(ring_pieces_pkey)           \
   X(idem_records)               \
   X(idem_records_with_ttl)      \
   X(idem_records_with_ttl_pkey) \

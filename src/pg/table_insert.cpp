@@ -96,6 +96,7 @@ bool enter_any(Relation table, const IndexShape &shape, TupleTableSlot *slot, In
     bool nulls[INDEX_MAX_KEYS];
     FormIndexDatum(info, slot, estate, keys, nulls);
     entered = index_insert(index, keys, nulls, &slot->tts_tid, table, check, false, info);
+    end_index_insert(index, info);
   }
   FreeExecutorState(estate);
   index_close(index, NoLock);
@@ -108,13 +109,15 @@ bool enter_any(Relation table, const IndexShape &shape, TupleTableSlot *slot, In
 // that those who lose a race can step back without a trace. Here the loser deletes its row again. Checking a
 // unique index and entering the row is one step under the lock of the page, so of two rows with one key
 // exactly one sees the other.
-bool insert_row(Oid oid, const Datum *values, const bool *nulls, Oid unique_index) {
+bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
   Relation table = table_open(oid, RowExclusiveLock);
   const TableShape &shape = shape_of(table);
   const int columns = RelationGetNumberOfAttributes(table);
+  const int given = std::min(row.columns, columns);
   TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(table), &TTSOpsVirtual);
-  std::copy_n(values, columns, slot->tts_values);
-  std::copy_n(nulls, columns, slot->tts_isnull);
+  std::copy_n(row.values, given, slot->tts_values);
+  std::copy_n(row.nulls, given, slot->tts_isnull);
+  std::fill(slot->tts_isnull + given, slot->tts_isnull + columns, true);
   ExecStoreVirtualTuple(slot);
   table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
 

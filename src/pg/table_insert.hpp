@@ -5,9 +5,21 @@
 
 namespace retrysafe::pg {
 
-// `values` and `nulls` have one entry for each column. False: `unique_index` (InvalidOid: none) holds that
-// key already, or gets it from a transaction that has not ended; then the row was taken back. Waits for
-// nobody. Jumpable; locks the table and its indexes until the end of the (sub)transaction, like a statement.
-bool insert_row(Oid table, const Datum *values, const bool *nulls, Oid unique_index);
+// The first columns of a row; those that somebody added to the table stay null.
+struct NewRow {
+  const Datum *values;
+  const bool *nulls;
+  int columns;
+};
+
+template <int kColumns>
+NewRow new_row(const Datum (&values)[kColumns], const bool (&nulls)[kColumns]) {
+  return {values, nulls, kColumns};
+}
+
+// False: `unique_index` (InvalidOid: none) holds that key already, or gets it from a transaction that has not
+// ended; then the row was taken back. Waits for nobody. Jumpable; locks the table and its indexes until the
+// end of the (sub)transaction, like a statement.
+bool insert_row(Oid table, const NewRow &row, Oid unique_index);
 
 }  // namespace retrysafe::pg

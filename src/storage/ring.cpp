@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "pg/table_insert.hpp"
+#include "pg/fault_point.hpp"
+#include "pg/index_scan.hpp"
 #include "storage/ring_columns.hpp"
 
 #include "pg/server.hpp"
@@ -28,6 +29,7 @@ constinit State state{};
 Ring ring_of(Row *rows, int count) {
   std::sort(rows, rows + count, [](const Row &a, const Row &b) { return a.generation < b.generation; });
   Ring ring{};
+  ring.begun = count > 0;
   for (int i = 0; i < count; ++i) {
     if (rows[i].retired) continue;
     if (ring.count == 0) ring.waiting_position = rows[i].sealed_position;
@@ -77,6 +79,19 @@ const char *name_of(RingName ring) {
   pg_unreachable();
 }
 
+RingTables tables_of(RingName ring) {
+  const pg::Extension &e = pg::extension();
+  switch (ring) {
+    case RingName::kRecords:
+      return {1, {&e.idem_records_pieces, nullptr}};
+    case RingName::kLog:
+      return {1, {&e.outbox_log_pieces, nullptr}};
+    case RingName::kProgress:
+      return {2, {&e.outbox_windows_pieces, &e.outbox_batches_pieces}};
+  }
+  pg_unreachable();
+}
+
 // What was read is good until the server's invalidation message about ring_pieces, which every change of it
 // sends and which is delivered here, as for the server's own copies of its catalogs. The changer sends it
 // before it releases its lock, so whoever holds the ring lock has heard of all changes.
@@ -92,11 +107,18 @@ const Ring &ring(RingName name) {
 }
 
 // A turn of the ring between the two would show in the one and not in the other: rows of a new piece, or
-// those that were copied out of a retired one.
+// those that were copied out of a retired one. That must not be emptied while somebody looks into it whose
+// snapshot does not see the copies.
 RingView open_view(RingName name) {
   for (;;) {
     CHECK_FOR_INTERRUPTS();
-    const RingView view{ring(name), RegisterSnapshot(GetLatestSnapshot())};
+    const Ring pieces = ring(name);
+    const RingTables tables = tables_of(name);
+    for (int i = 0; i < pieces.count; ++i)
+      for (int table = 0; table < tables.count; ++table)
+        LockRelationOid((*tables.pieces[table])[pieces.pieces[i]], AccessShareLock);
+    RETRYSAFE_FAULT_POINT("ring.before_snapshot");
+    const RingView view{pieces, RegisterSnapshot(GetLatestSnapshot())};
     const uint64 generation = state.generation;
     (void)ring(name);
     if (state.generation == generation) return view;
@@ -116,12 +138,54 @@ void unlock_rings() {
   UnlockRelationOid(pg::extension().ring_pieces, RowExclusiveLock);
 }
 
-void insert_into_ring(RingName name, const Oid (&pieces)[pg::kRingPieces], const Datum *values,
-                      const bool *nulls) {
+namespace {
+
+// The first row of a ring brings its generation 1 along, so that both are there or neither. It is not for those
+// who turn the ring to make up for it: a ring that is just being restored from a dump has rows for a while
+// before ring_pieces arrives.
+void begin_ring(RingName name) {
+  const pg::Extension &e = pg::extension();
+  const Datum ring = CStringGetTextDatum(name_of(name));
+  const int64 generation = 1;
+  // One of the transactions that insert first is enough.
+  SnapshotData dirty;
+  InitDirtySnapshot(dirty);
+  ScanKeyData keys[2];
+  pg::text_equals(&keys[0], 1, ring);
+  pg::int8_compares(&keys[1], 2, BTEqualStrategyNumber, F_INT8EQ, generation);
+  pg::IndexScan scan = pg::begin_scan(e.ring_pieces, e.ring_pieces_pkey, &dirty, keys, 2);
+  const bool found = scan.next();
+  scan.end();
+  if (found) return;
+
+  Datum values[ring_column::kRetired]{};
+  bool nulls[ring_column::kRetired]{};
+  values[ring_column::kRing - 1] = ring;
+  values[ring_column::kGeneration - 1] = Int64GetDatum(generation);
+  values[ring_column::kSince - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
+  values[ring_column::kSincePosition - 1] = Int64GetDatum(0);
+  nulls[ring_column::kSealedAt - 1] = nulls[ring_column::kSealedPosition - 1] = true;
+  nulls[ring_column::kNeededUntil - 1] = true;
+  values[ring_column::kRetired - 1] = BoolGetDatum(false);
+  if (pg::insert_row(e.ring_pieces, pg::new_row(values, nulls), e.ring_pieces_pkey))
+    CacheInvalidateRelcacheByRelid(e.ring_pieces);
+}
+
+}  // namespace
+
+int active_piece(RingName name) {
+  if (!ring(name).begun) begin_ring(name);
+  return ring(name).active();
+}
+
+bool insert_into_ring(RingName name, const Oid (&pieces)[pg::kRingPieces], const pg::NewRow &row,
+                      const Oid (*unique)[pg::kRingPieces]) {
   lock_rings();
-  (void)pg::insert_row(pieces[ring(name).active()], values, nulls, InvalidOid);
+  const int piece = active_piece(name);
+  const bool inserted = pg::insert_row(pieces[piece], row, unique ? (*unique)[piece] : InvalidOid);
   unlock_rings();
   CommandCounterIncrement();  // as after a statement
+  return inserted;
 }
 
 }  // namespace retrysafe::storage

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "pg/extension.hpp"
+#include "pg/table_insert.hpp"
 
 #include "pg/server.hpp"
 
@@ -20,7 +21,15 @@ enum class RingName : uint8 { kRecords, kLog, kProgress };
 inline constexpr int kRings = 3;
 const char *name_of(RingName ring);
 
+// The tables that turn together.
+struct RingTables {
+  int count;
+  const Oid (*pieces[2])[pg::kRingPieces];
+};
+RingTables tables_of(RingName ring);
+
 struct Ring {
+  bool begun;                   // has a row in ring_pieces
   int count;                    // of pieces in use, 1 at least; retired ones are not
   int pieces[pg::kRingPieces];  // numbers from 0 on, oldest first
   int64 waiting_position;       // the oldest piece waits for all progress to pass this position; 0: none does
@@ -33,7 +42,8 @@ struct Ring {
 // transaction that was committed before the call has its rows in one of these pieces.
 const Ring &ring(RingName name);
 
-// The pieces together with a snapshot that sees no row outside of them. Ended by close_view.
+// The pieces together with a snapshot that sees no row outside of them. None of them is emptied before the end
+// of the transaction. Ended by close_view.
 struct RingView {
   Ring ring;
   Snapshot snapshot;
@@ -45,8 +55,12 @@ void close_view(const RingView &view);
 void lock_rings();
 void unlock_rings();
 
-// Inserts into the active piece of tables `pieces`, under the ring lock, which it takes and releases.
-void insert_into_ring(RingName ring, const Oid (&pieces)[pg::kRingPieces], const Datum *values,
-                      const bool *nulls);
+// The piece that a row is to be inserted into; under the ring lock.
+int active_piece(RingName ring);
+
+// Inserts into the active piece of tables `pieces`, under the ring lock, which it takes and releases. False:
+// a unique index of `unique` (null: a conflict is an error) has the key there already.
+bool insert_into_ring(RingName ring, const Oid (&pieces)[pg::kRingPieces], const pg::NewRow &row,
+                      const Oid (*unique)[pg::kRingPieces] = nullptr);
 
 }  // namespace retrysafe::storage

@@ -1,5 +1,6 @@
 #include "storage/rotation.hpp"
 
+#include "pg/error.hpp"
 #include "pg/statement.hpp"
 #include "storage/ring_columns.hpp"
 
@@ -16,8 +17,7 @@ constinit pg::Statement select_pieces{
 
 constinit pg::Statement insert_piece{
     "INSERT INTO @.ring_pieces (ring, generation, since, since_position)"
-    " SELECT $1, $2, clock_timestamp(), CASE WHEN $2 = 1 THEN 0 WHEN is_called THEN last_value ELSE "
-    "last_value - 1 END"
+    " SELECT $1, $2, clock_timestamp(), CASE WHEN is_called THEN last_value ELSE last_value - 1 END"
     " FROM @.outbox_log_id_seq",
     {TEXTOID, INT8OID}};
 
@@ -62,23 +62,26 @@ int load_pieces(const char *ring, Piece (&pieces)[pg::kRingPieces]) {
 }
 
 bool try_to_lock(const RingKeeper &keeper, int piece, LOCKMODE mode) {
-  for (int i = 0; i < keeper.table_count; ++i)
-    if (!ConditionalLockRelationOid((*keeper.tables[i])[piece], mode)) return false;
+  const RingTables tables = tables_of(keeper.ring);
+  for (int i = 0; i < tables.count; ++i)
+    if (!ConditionalLockRelationOid((*tables.pieces[i])[piece], mode)) return false;
   return true;
 }
 
 int64 bytes_of_piece(const RingKeeper &keeper, int piece) {
+  const RingTables tables = tables_of(keeper.ring);
   int64 bytes = 0;
-  for (int i = 0; i < keeper.table_count; ++i)
+  for (int i = 0; i < tables.count; ++i)
     bytes += DatumGetInt64(
-        DirectFunctionCall1(pg_total_relation_size, ObjectIdGetDatum((*keeper.tables[i])[piece])));
+        DirectFunctionCall1(pg_total_relation_size, ObjectIdGetDatum((*tables.pieces[i])[piece])));
   return bytes;
 }
 
 bool has_rows(const RingKeeper &keeper, int piece) {
+  const RingTables tables = tables_of(keeper.ring);
   bool found = false;
-  for (int i = 0; i < keeper.table_count; ++i) {
-    Relation table = table_open((*keeper.tables[i])[piece], AccessShareLock);
+  for (int i = 0; i < tables.count; ++i) {
+    Relation table = table_open((*tables.pieces[i])[piece], AccessShareLock);
     found = found || RelationGetNumberOfBlocks(table) > 0;
     table_close(table, NoLock);
   }
@@ -107,10 +110,11 @@ void announce_change() {
 }
 
 void truncate_piece(const RingKeeper &keeper, int piece) {
+  const RingTables tables = tables_of(keeper.ring);
   auto *statement = makeNode(TruncateStmt);
-  for (int i = 0; i < keeper.table_count; ++i) {
+  for (int i = 0; i < tables.count; ++i) {
     RangeVar *table = makeRangeVar(pstrdup(NameStr(pg::extension().schema_name)),
-                                   get_rel_name((*keeper.tables[i])[piece]), -1);
+                                   get_rel_name((*tables.pieces[i])[piece]), -1);
     table->inh = false;
     statement->relations = lappend(statement->relations, table);
   }
@@ -118,9 +122,23 @@ void truncate_piece(const RingKeeper &keeper, int piece) {
   ExecuteTruncate(statement);
 }
 
+// TRUNCATE locks these as well, and would wait.
+bool try_to_lock_toast(const RingKeeper &keeper, int piece) {
+  const RingTables tables = tables_of(keeper.ring);
+  for (int i = 0; i < tables.count; ++i) {
+    Relation table = table_open((*tables.pieces[i])[piece], NoLock);
+    const Oid toast = table->rd_rel->reltoastrelid;
+    table_close(table, NoLock);
+    if (OidIsValid(toast) && !ConditionalLockRelationOid(toast, AccessExclusiveLock)) return false;
+  }
+  return true;
+}
+
 Turn empty(const RingKeeper &keeper, const Piece &p) {
-  if (!try_to_lock(keeper, piece_of(p.generation), AccessExclusiveLock)) return Turn::kBlocked;
-  truncate_piece(keeper, piece_of(p.generation));
+  const int piece = piece_of(p.generation);
+  if (!try_to_lock(keeper, piece, AccessExclusiveLock) || !try_to_lock_toast(keeper, piece))
+    return Turn::kBlocked;
+  truncate_piece(keeper, piece);
   delete_piece.run({pg::value(name_of(keeper.ring)), pg::value(p.generation)});
   return Turn::kDone;
 }
@@ -160,12 +178,8 @@ bool is_full(const RingKeeper &keeper, const Piece &active) {
 Turn next_step(const RingKeeper &keeper) {
   const char *ring = name_of(keeper.ring);
   Piece pieces[pg::kRingPieces];
-  int count = load_pieces(ring, pieces);
-  if (count == 0) {
-    if (!has_rows(keeper, 0)) return Turn::kNothing;
-    insert_piece.run({pg::value(ring), pg::value(int64{1})});
-    count = load_pieces(ring, pieces);
-  }
+  const int count = load_pieces(ring, pieces);
+  if (count == 0) return Turn::kNothing;  // the first writer begins it
   Turn result = Turn::kNothing;
   const auto took_step = [&](Turn step) {
     if (step == Turn::kBlocked) result = step;
@@ -175,9 +189,10 @@ Turn next_step(const RingKeeper &keeper) {
   for (int i = 0; i < count - 1; ++i)
     if (!pieces[i].sealed && took_step(seal(keeper, pieces[i]))) return Turn::kDone;
   // One at a time, since the others are younger.
-  if (count > 1 && pieces[0].sealed && !pieces[0].retired && keeper.release(pieces[0].seal) &&
-      took_step(retire(keeper, pieces[0])))
-    return Turn::kDone;
+  if (count > 1 && pieces[0].sealed && !pieces[0].retired) {
+    const Turn released = keeper.release(pieces[0].seal);
+    if (took_step(released) && took_step(retire(keeper, pieces[0]))) return Turn::kDone;
+  }
   if (count < pg::kRingPieces && is_full(keeper, pieces[count - 1]) &&
       took_step(rotate(keeper, pieces[count - 1].generation + 1)))
     return Turn::kDone;
@@ -191,6 +206,13 @@ Turn turn(const RingKeeper &keeper) {
   if (!ConditionalLockRelationOid(pg::extension().ring_pieces, ShareUpdateExclusiveLock))
     return Turn::kBlocked;
   return pg::spi([&] { return next_step(keeper); });
+}
+
+bool may_turn_here() {
+  if (!IsTransactionBlock() && !IsSubTransaction()) return true;
+  pg::warn(kWrongIsolation, "Call the function by itself, outside of a transaction block.",
+           "the rings are not turned inside of a transaction block");
+  return false;
 }
 
 int64 position_before_log() {

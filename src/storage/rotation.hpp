@@ -24,6 +24,12 @@
 
 namespace retrysafe::storage {
 
+enum class Turn {
+  kNothing,  // is due
+  kDone,     // a step; there may be another one
+  kBlocked,  // a step is due, but somebody uses what it needs
+};
+
 struct SealedPiece {
   int piece;
   TimestampTz sealed_at;     // its last writer was gone by then
@@ -34,24 +40,21 @@ struct SealedPiece {
 // What rotation has to know of a ring.
 struct RingKeeper {
   RingName ring;
-  int table_count;  // tables that turn together
-  const Oid (*tables[2])[pg::kRingPieces];
   int64 max_age_us;
   int64 max_bytes;
   // Infinity in the past: nothing is known that would keep it.
   TimestampTz (*needed_until)(int piece);
-  // Whether the piece can be retired. May copy what is still needed into the active piece.
-  bool (*release)(const SealedPiece &piece);
+  // kDone: the piece can be retired. May copy what is still needed into the active piece. If the piece
+  // is not retired then, it is asked again.
+  Turn (*release)(const SealedPiece &piece);
 };
 
-enum class Turn {
-  kNothing,  // is due
-  kDone,     // a step; there may be another one
-  kBlocked,  // a step is due, but somebody uses what it needs
-};
-
-// Takes the next step that is due. READ COMMITTED only.
+// Takes the next step that is due. READ COMMITTED only, in a transaction that is committed soon: those who
+// insert wait for that.
 Turn turn(const RingKeeper &keeper);
+
+// Whether the current transaction ends with the statement. Warns where it does not.
+bool may_turn_here();
 
 // The last position that was drawn before any row was written that is still in the log ring, emptied pieces
 // excepted.

@@ -37,11 +37,11 @@ CREATE VIEW @extschema@.outbox_dead_letters AS
 COMMENT ON VIEW @extschema@.outbox_dead_letters
 IS 'events that a destination gave up on; see outbox_retry and outbox_discard';
 
-CREATE FUNCTION @extschema@.outbox_passed_position(destination integer, shard integer)
+CREATE FUNCTION @extschema@.outbox_passed_position(destination integer, shard integer, by timestamptz DEFAULT 'infinity')
 RETURNS bigint LANGUAGE c VOLATILE STRICT PARALLEL UNSAFE -- takes snapshots of its own
 AS 'MODULE_PATHNAME', 'retrysafe_outbox_passed_position';
-COMMENT ON FUNCTION @extschema@.outbox_passed_position(integer, integer)
-IS 'the position of the log up to which a shard has recorded everything, whenever it commits';
+COMMENT ON FUNCTION @extschema@.outbox_passed_position(integer, integer, timestamptz)
+IS 'the position of the log up to which a shard had recorded everything, whenever it commits, by a time';
 
 -- The pieces of the rings that hold rows, and what keeps those that take no more of them.
 CREATE VIEW @extschema@.ring_status AS
@@ -49,8 +49,11 @@ CREATE VIEW @extschema@.ring_status AS
     SELECT pg_catalog.clock_timestamp() AS now,
            pg_catalog.current_setting('retrysafe.outbox_retention', true)::interval AS outbox_retention
   ), behind AS MATERIALIZED ( -- up to where the log has been seen by all that a destination has recorded
-    SELECT d.name, pg_catalog.min(@extschema@.outbox_passed_position(h.destination, h.shard)) AS position
-      FROM @extschema@.outbox_shards h
+    SELECT d.name, pg_catalog.min(@extschema@.outbox_passed_position(h.destination, h.shard)) AS position,
+           pg_catalog.min(@extschema@.outbox_passed_position(h.destination, h.shard, clock.now - clock.outbox_retention))
+             AS kept_position -- for retention counts from when it was recorded
+      FROM clock
+     CROSS JOIN @extschema@.outbox_shards h
       JOIN @extschema@.outbox_destinations d USING (destination)
      GROUP BY d.name
   )
@@ -65,11 +68,14 @@ CREATE VIEW @extschema@.ring_status AS
               WHEN p.sealed_at IS NULL THEN ARRAY['writers']
               WHEN p.ring = 'records' AND p.needed_until > clock.now THEN ARRAY['retention']
               WHEN p.ring = 'log' THEN
-                CASE WHEN p.sealed_at > clock.now - clock.outbox_retention THEN ARRAY['retention'] END
+                CASE WHEN p.sealed_at > clock.now - clock.outbox_retention
+                       OR EXISTS (SELECT FROM behind b WHERE b.kept_position < p.sealed_position
+                                                         AND b.position >= p.sealed_position)
+                  THEN ARRAY['retention'] END
                 || (SELECT pg_catalog.array_agg('destination ' || b.name ORDER BY b.name)
                       FROM behind b WHERE b.position < p.sealed_position)
-              WHEN p.ring = 'progress' AND p.sealed_position > 1 + (SELECT pg_catalog.min(l.since_position)
-                                                                      FROM @extschema@.ring_pieces l WHERE l.ring = 'log')
+              WHEN p.ring = 'progress' AND p.sealed_position > 1 + coalesce(
+                     (SELECT pg_catalog.min(l.since_position) FROM @extschema@.ring_pieces l WHERE l.ring = 'log'), 0)
                 THEN ARRAY['log'] END AS held_by,
          size.bytes
     FROM @extschema@.ring_pieces p

@@ -1,0 +1,86 @@
+"""Looking at the rings of a database, and turning them step by step."""
+from conftest import eventually, run
+
+PARENTS = {"records": ("idem_records",), "log": ("outbox_log",), "progress": ("outbox_windows", "outbox_batches")}
+
+
+def ring(db, name):
+    """The pieces in use, oldest first: (piece, state, held_by)."""
+    return db.sql("SELECT piece, state, held_by FROM retrysafe.ring_status WHERE ring = %s ORDER BY generation", name)
+
+
+def states(db, name):
+    return [state for _, state, _ in ring(db, name)]
+
+
+def held_by(db, name):
+    """What keeps the oldest piece."""
+    return ring(db, name)[0][2]
+
+
+def step(db, name):
+    """One call of the clean-up: 1 when the ring took a step. The rings of log and progress are turned by one function."""
+    return db.value(f"SELECT retrysafe.{'idem' if name == 'records' else 'outbox'}_cleanup()")
+
+
+def settle(db, *names):
+    """Steps until none is due."""
+    for name in names or ("records", "log"):
+        while step(db, name):
+            pass
+
+
+def turn_until(db, name, condition, timeout=20):
+    """Steps until the condition holds; time has to pass for some of them."""
+    def look():
+        step(db, name)
+        return condition()
+    return eventually(look, timeout, f"ring {name} stands at {ring(db, name)}")
+
+
+def rotate(db, name):
+    """The active piece is followed by the next one. It must have rows, and another piece must be free."""
+    def active():
+        return ring(db, name)[-1][0] if ring(db, name) else 1
+    before = active()
+    turn_until(db, name, lambda: active() != before)
+
+
+def seal(db, name):
+    rotate(db, name)
+    turn_until(db, name, lambda: states(db, name)[-2] == "sealed")
+
+
+def retire(db, name):
+    """The oldest piece, up to its retired mark."""
+    turn_until(db, name, lambda: states(db, name)[0] == "retired")
+
+
+def bytes_of(db, name, piece):
+    return db.value("SELECT sum(pg_relation_size('retrysafe.' || t || '_' || %s)) FROM unnest(%s) AS t", piece,
+                    list(PARENTS[name]))
+
+
+def fill(db, count=1, prefix="e", ordering_key=None):
+    connection = db.server.connect(db.name)
+    run(connection, """SELECT retrysafe.outbox_emit(NULL, %s || i, 't', '{}', %s) FROM generate_series(1, %s) i""",
+        prefix, ordering_key, count)
+    connection.close()
+
+
+def save(connection, key, answer="1", hash="h"):
+    """One answered key in a transaction of its own; the outcome."""
+    outcome = run(connection, "SELECT outcome FROM retrysafe.idem_begin(%s, %s)", key, hash)[0][0]
+    if outcome == "new":
+        run(connection, "SELECT retrysafe.idem_complete(%s, %s)", key, answer)
+    connection.commit()
+    return outcome
+
+
+def fetch_all(db, destination, limit=1000):
+    """Event keys in order, each batch acknowledged."""
+    keys = []
+    while rows := db.sql("SELECT batch, event_key FROM retrysafe.outbox_fetch(%s, %s)", destination, limit):
+        keys += [key for _, key in rows]
+        db.sql("SELECT retrysafe.outbox_ack(%s)", rows[0][0])
+    return keys
