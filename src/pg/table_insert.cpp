@@ -66,8 +66,8 @@ const TableShape &shape_of(Relation table) {
   return place = shape;
 }
 
-// The lock on the table keeps its indexes as they are: dropping and rebuilding one, concurrently too, waits
-// for it.
+// The lock on the table does not do for its indexes: ALTER INDEX … SET TABLESPACE takes that of the index alone,
+// and an entry that is made while it copies is lost.
 bool enter_plain(Relation table, const IndexShape &shape, TupleTableSlot *slot, IndexUniqueCheck check) {
   Datum keys[lengthof(shape.columns)];
   bool nulls[lengthof(shape.columns)];
@@ -75,11 +75,10 @@ bool enter_plain(Relation table, const IndexShape &shape, TupleTableSlot *slot, 
     keys[i] = slot->tts_values[shape.columns[i] - 1];
     nulls[i] = slot->tts_isnull[shape.columns[i] - 1];
   }
-  Relation index = RelationIdGetRelation(shape.oid);
-  if (!RelationIsValid(index)) elog(ERROR, "retrysafe: index %u is missing", shape.oid);
+  Relation index = index_open(shape.oid, RowExclusiveLock);
   IndexInfo unused{};  // btree does not look at it
   const bool entered = index_insert(index, keys, nulls, &slot->tts_tid, table, check, false, &unused);
-  RelationClose(index);
+  index_close(index, NoLock);
   return entered;
 }
 

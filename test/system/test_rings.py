@@ -141,6 +141,54 @@ def test_a_column_more(db, parent):
     assert fetch_all(db, "d") == ["last1", "last2", "last3"]
 
 
+def test_moving_an_index_waits_for_writers(db, tmp_path):
+    writer = begin(db)
+    for n in range(3):
+        emit(writer, f"a{n}")
+        writer.commit()  # knows the indexes now
+    emit(writer, "b")
+    admin = db.connect()
+    run(admin, "SET lock_timeout = '100ms'")
+    for index in ("outbox_log_pkey_1", "outbox_log_event_key_1", "outbox_log_txid_1"):
+        assert sqlstate_of(run, admin, f"ALTER INDEX {index} SET TABLESPACE pg_default") == "55P03", index
+    writer.commit()
+
+
+def test_indexes_of_an_administrator(db):
+    db.sql("CREATE FUNCTION first_letter(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT left($1, 1)'")
+    writer = begin(db)
+    emit(writer, "before")
+    writer.commit()
+    for piece in 1, 2, 3:
+        db.sql(f"CREATE INDEX ON outbox_log_{piece} (first_letter(event_key)) WHERE event_type = 't'")
+        db.sql(f"CREATE INDEX ON outbox_log_{piece} USING gin (payload)")
+        db.sql(f"CREATE INDEX ON outbox_log_{piece} USING brin (created_at)")
+        db.sql(f"CREATE INDEX ON outbox_log_{piece} USING hash (event_key)")
+        connection = db.connect()
+        run(connection, f"CREATE INDEX CONCURRENTLY ON outbox_log_{piece} (created_at DESC) WHERE payload IS NOT NULL")
+    for n in range(3):
+        for key in "xyz":
+            emit(writer, f"{key}{n}", f'{{"n": {n}}}')
+        run(writer, "SELECT outbox_emit(NULL, %s, 'other', '{}')", f"other{n}")
+        writer.commit()
+        rotate(db, "log")
+        settle(db, "log")
+    emit(writer, "x9", '{"n": 9}')
+    writer.commit()
+    session = db.connect()
+    run(session, "SET enable_seqscan = off")
+    by_index = run(session, "SELECT event_key FROM outbox_log WHERE first_letter(event_key) = 'x' AND event_type = 't'")
+    by_gin = run(session, "SELECT event_key FROM outbox_log WHERE payload @> '{\"n\": 9}'")
+    assert ("x9",) in by_index and by_gin == [("x9",)]
+    run(session, "RESET enable_seqscan; SET enable_indexscan = off; SET enable_bitmapscan = off")
+    assert sorted(run(session, "SELECT event_key FROM outbox_log WHERE left(event_key, 1) = 'x'")) == sorted(by_index)
+    for index in run(session, "SELECT indexrelid::regclass FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
+                              "JOIN pg_am a ON a.oid = c.relam WHERE indrelid::regclass::text LIKE %s AND amname = 'btree'",
+                     "outbox_log%"):
+        run(session, "CREATE EXTENSION IF NOT EXISTS amcheck SCHEMA public")
+        run(session, "SELECT public.bt_index_check(%s::regclass, true)", index[0])
+
+
 # --- restoring ---
 
 
