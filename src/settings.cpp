@@ -14,6 +14,7 @@ int idem_rotation_size;
 int inbox_retention;
 int max_payload_bytes;
 int max_response_bytes;
+int max_retained_bytes;
 int on_lost_claim;
 int on_timeline_change;
 int outbox_retention;
@@ -92,6 +93,11 @@ void define() {
   DefineCustomIntVariable("retrysafe.max_response_bytes", "Largest answer that idem_complete saves.",
                           "Measured as JSON text.", &max_response_bytes, 1024 * 1024, 1, 256 * 1024 * 1024,
                           PGC_SUSET, GUC_UNIT_BYTE, nullptr, nullptr, nullptr);
+  DefineCustomIntVariable(
+      "retrysafe.max_retained_bytes",
+      "How large the log may grow because of a destination that does not take its events.",
+      "Beyond it the one that is furthest behind is given up. 0 means no limit.", &max_retained_bytes, 0, 0,
+      INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, nullptr, nullptr, nullptr);
   DefineCustomEnumVariable(
       "retrysafe.on_lost_claim",
       "What a commit does that lost a key by ROLLBACK TO SAVEPOINT and did not begin it again.", nullptr,

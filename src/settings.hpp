@@ -16,6 +16,7 @@ extern int idem_rotation_size;          // megabytes
 extern int inbox_retention;             // seconds an inbox message is remembered
 extern int max_payload_bytes;
 extern int max_response_bytes;
+extern int max_retained_bytes;    // megabytes of the log, 0: no limit
 extern int on_lost_claim;         // OnLostClaim
 extern int on_timeline_change;    // OnTimelineChange
 extern int outbox_retention;      // seconds a published event stays

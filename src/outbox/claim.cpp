@@ -66,7 +66,7 @@ constinit pg::Statement select_destination{
     " (extract(epoch FROM backoff) * 1000000)::bigint, (extract(epoch FROM backoff_max) * 1000000)::bigint,"
     " on_exhausted = 'block', batch_events, batch_bytes, (extract(epoch FROM lease) * 1000000)::bigint, "
     "paused,"
-    " xmin FROM @.outbox_destinations WHERE destination = $1",
+    " xmin, lost_at IS NOT NULL FROM @.outbox_destinations WHERE destination = $1",
     {INT4OID}};
 constinit pg::Statement find_destination{"SELECT destination FROM @.outbox_destinations WHERE name = $1",
                                          {TEXTOID}};
@@ -242,6 +242,7 @@ Destination *load_destination(int32 destination) {
     d->lease_us = row.int64_at(14);
     d->paused = row.bool_at(15);
     d->version = DatumGetTransactionId(row.datum(16));
+    d->lost = row.bool_at(17);
     return d;
   });
 }

@@ -327,6 +327,12 @@ int32 locked_destination(const char *name) {
   return destination;
 }
 
+void raise_lost(const char *name) {
+  pg::raise(kDestinationLost,
+            "Drop it and create it again, with start_at => 'earliest' for the events that are still there.",
+            "destination \"%s\" is lost: events that it had not received were removed", name);
+}
+
 void raise_unknown_destination(const char *name) {
   pg::raise(kUnknownDestination, "The view outbox_status lists the destinations.",
             "destination \"%s\" does not exist", name);
@@ -452,6 +458,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_drop_destination) {
 
 static void pause(const char *name, bool paused) {
   const int32 destination = locked_destination(name);
+  if (load_destination(destination)->lost) raise_lost(name);
   pg::spi([&] {
     set_paused.run({pg::value(name), pg::value(paused)});
     if (!paused) end_rest.run({pg::value(destination)});

@@ -11,4 +11,6 @@ int32 locked_destination(const char *name);
 
 [[noreturn]] void raise_unknown_destination(const char *name);
 
+[[noreturn]] void raise_lost(const char *name);
+
 }  // namespace retrysafe::outbox

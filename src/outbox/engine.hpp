@@ -50,6 +50,7 @@ struct Destination {
   int32 batch_bytes;
   int64 lease_us;
   bool paused;
+  bool lost;              // and paused: events that it has not had are gone
   TransactionId version;  // xmin of the row: changes when the destination was altered
 };
 

@@ -10,6 +10,7 @@
 
 #include "core/batch_handle.hpp"
 #include "outbox/cursor.hpp"
+#include "outbox/destinations.hpp"
 #include "outbox/emit.hpp"
 #include "outbox/engine.hpp"
 #include "outbox/key_set.hpp"
@@ -421,6 +422,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_fetch) {
   if (strcmp(d->kind, "function") == 0)
     pg::raise(kNotFetchable, "Workers call its function inside the database.",
               "destination \"%s\" of kind \"function\" cannot be fetched from", name);
+  if (d->lost) raise_lost(d->name);
   if (d->paused) return Datum{0};
   move_due_events();
   if (const Batch *batch = fetch(*d, request))

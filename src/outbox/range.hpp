@@ -24,7 +24,6 @@ struct Range {
   uint32 check;    // over all of them, see core/batch_handle.hpp
   int64 to;        // everything up to here was looked at
   bool exhausted;  // so was all of the window (up to `up_to`)
-  int64 looked_at;
 };
 
 Range read_range(const Destination &destination, int32 shard, const OpenWindow &open, int64 up_to,

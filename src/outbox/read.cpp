@@ -85,7 +85,6 @@ Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int6
       break;
     }
   }
-  range.looked_at = scan.looked_at();
   scan.end();
 
   // An earlier holder may have parked some before it lost the shard, and the position stayed behind.
@@ -147,7 +146,7 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
     const Range range = read_range(d, claim.shard, open, PG_INT64_MAX, era.log, limits);
     const bool anything = range.count > 0 || range.parked_count > 0;
     if (!anything && range.exhausted) {
-      pass_over(d, claim.shard, cursor, open, range.looked_at);
+      pass_over(d, claim.shard, cursor, open);
       if (open.stored) continue;  // what came after that window is still to be looked at
       OpenWindow done;
       if (log_first) parked_count = read_parked();

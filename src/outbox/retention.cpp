@@ -1,6 +1,7 @@
 #include "outbox/retention.hpp"
 
 #include "outbox/cursor.hpp"
+#include "outbox/emit.hpp"
 #include "outbox/progress.hpp"
 #include "outbox/shard.hpp"
 #include "outbox/snapshot.hpp"
@@ -20,7 +21,14 @@ struct Shard {
 };
 
 constinit pg::Statement select_shards{
-    "SELECT destination, shard FROM @.outbox_shards ORDER BY destination, shard", {}};
+    "SELECT destination, shard FROM @.outbox_shards JOIN @.outbox_destinations USING (destination)"
+    " WHERE lost_at IS NULL ORDER BY destination, shard",
+    {}};
+
+constinit pg::Statement update_lost{
+    "UPDATE @.outbox_destinations SET paused = true, lost_at = clock_timestamp()"
+    " WHERE destination = $1 AND lost_at IS NULL RETURNING name",
+    {INT4OID}};
 
 // While the event itself is kept, its parked row tells when it was sent.
 constinit pg::Statement delete_settled{
@@ -64,14 +72,48 @@ int64 passed_position(const Shard &s, TimestampTz time) {
   return window ? window->snapshot.floor : 0;
 }
 
-storage::Turn release_log(const storage::SealedPiece &piece) {
-  const TimestampTz time = cutoff();
-  if (piece.sealed_at > time) return storage::Turn::kNothing;
+// The destination that is furthest behind, of those that keep the piece; 0: none does.
+int32 worst_laggard(const storage::SealedPiece &piece, TimestampTz time) {
   uint64 count;
   const Shard *shards = all_shards(&count);
-  for (uint64 i = 0; i < count; ++i)
-    if (passed_position(shards[i], time) < piece.sealed_position) return storage::Turn::kNothing;
-  return storage::Turn::kDone;
+  int32 worst = 0;
+  int64 lowest = piece.sealed_position;
+  for (uint64 i = 0; i < count; ++i) {
+    const int64 passed = passed_position(shards[i], time);
+    if (passed >= lowest) continue;
+    lowest = passed;
+    worst = shards[i].destination;
+  }
+  return worst;
+}
+
+int64 bytes_of_log() {
+  const storage::Ring &ring = storage::ring(storage::RingName::kLog);
+  int64 bytes = 0;
+  for (int i = 0; i < ring.count; ++i)
+    bytes += DatumGetInt64(DirectFunctionCall1(
+        pg_total_relation_size, ObjectIdGetDatum(pg::extension().outbox_log_pieces[ring.pieces[i]])));
+  return bytes;
+}
+
+// Loudly: its events are not delivered any more, and those that are removed never will be.
+void give_up(int32 destination) {
+  pg::spi([&] {
+    if (update_lost.run({pg::value(destination)}) == 0) return;
+    pg::log_with_hint("Drop it and create it again, or raise retrysafe.max_retained_bytes.",
+                      "destination \"%s\" is lost: because of it the log grew beyond "
+                      "retrysafe.max_retained_bytes (%d MB)",
+                      pg::Row(0).text_at(1, CurrentMemoryContext), settings::max_retained_bytes);
+  });
+  announce_at_commit();
+}
+
+storage::Turn release_log(const storage::SealedPiece &piece) {
+  if (settings::max_retained_bytes > 0 && bytes_of_log() > int64{settings::max_retained_bytes} << 20)
+    if (const int32 laggard = worst_laggard(piece, DT_NOEND)) give_up(laggard);
+  const TimestampTz time = cutoff();
+  const bool released = piece.sealed_at <= time && worst_laggard(piece, time) == 0;
+  return released ? storage::Turn::kDone : storage::Turn::kNothing;
 }
 
 // --- progress ----------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ struct PassedOver {
   StoredSnapshot *done;  // all it sees is done; null: nothing remembered
   int64 window_no;       // under which it is, or would be, stored
   bool stored;
-  int64 skipped;
+  bool advances;  // positions were drawn since: the backlog is to show that there is nothing left
   instr_time since;
 };
 
@@ -145,8 +145,7 @@ OpenWindow open_window(const Destination &d, int32 shard, const Cursor &cursor, 
   return {{everything_in(copy_snapshot(*done, CurrentMemoryContext)), now}, next_no, false, 0};
 }
 
-void pass_over(const Destination &d, int32 shard, const Cursor &cursor, const OpenWindow &open,
-               int64 skipped) {
+void pass_over(const Destination &d, int32 shard, const Cursor &cursor, const OpenWindow &open) {
   PassedOver *known = remembered(d, shard, cursor);
   StoredSnapshot *done = copy_snapshot(*open.window.now, TopMemoryContext);
   const ShardKey key{d.destination, shard};
@@ -158,13 +157,12 @@ void pass_over(const Destination &d, int32 shard, const Cursor &cursor, const Op
     entry->seq = cursor.seq;
     entry->writer = cursor.writer;
     entry->types_digest = d.types_digest;
-    entry->skipped = 0;
     INSTR_TIME_SET_CURRENT(entry->since);
   }
   entry->done = done;
   entry->window_no = open.window_no;
   entry->stored = open.stored;
-  entry->skipped += skipped;
+  entry->advances = done->ceiling > cursor.position;
 }
 
 // The oldest piece of the log goes when the stored progress of all shards is past it.
@@ -179,7 +177,7 @@ bool progress_is_due(const Destination &d, int32 shard, const Cursor &cursor, Op
   PassedOver *memory = remembered(d, shard, cursor);
   if (!memory) return false;
   const bool old_enough = ms_until_due(*memory) == 0 || RETRYSAFE_FAULT("reader.store_progress");
-  if (!(memory->skipped > 0 && old_enough) && !retention_waits(*memory, d.destination, shard, cursor))
+  if (!(memory->advances && old_enough) && !retention_waits(*memory, d.destination, shard, cursor))
     return false;
   const StoredSnapshot *snapshot = copy_snapshot(*memory->done, CurrentMemoryContext);
   *done = {{nullptr, snapshot}, memory->window_no, memory->stored, snapshot->ceiling};
@@ -189,7 +187,7 @@ bool progress_is_due(const Destination &d, int32 shard, const Cursor &cursor, Op
 int64 ms_until_progress_is_due(const Claim &claim) {
   const ShardKey key{claim.destination, claim.shard};
   auto *entry = static_cast<PassedOver *>(hash_search(passed_over(), &key, HASH_FIND, nullptr));
-  return entry && entry->done && entry->skipped > 0 ? ms_until_due(*entry) : -1;
+  return entry && entry->done && entry->advances ? ms_until_due(*entry) : -1;
 }
 
 // --- rows --------------------------------------------------------------------------------------------------

@@ -26,9 +26,7 @@ bool load_open_window(int32 destination, int32 shard, int64 window_no, OpenWindo
 
 // A window without (more) events for the shard is not worth a row in outbox_batches: this process remembers
 // that it is done, and the next open_window for the same cursor and the same event types begins behind it.
-// `skipped` counts the rows that were looked at.
-void pass_over(const Destination &destination, int32 shard, const Cursor &cursor, const OpenWindow &open,
-               int64 skipped);
+void pass_over(const Destination &destination, int32 shard, const Cursor &cursor, const OpenWindow &open);
 
 // What was passed over and should be stored now, so that another process need not read it again, and
 // retention sees that it is done. False: nothing, or not yet.
@@ -48,7 +46,6 @@ class WindowScan {
   int64 id() const { return id_; }  // of the row, after kRow
   TupleTableSlot *slot() const { return slot_; }
   int64 position() const { return position_; }  // all of the window up to here was returned
-  int64 looked_at() const { return looked_at_; }
 
  private:
   struct LateWriter {

@@ -690,6 +690,34 @@ def test_retention_time_counts(db):
     assert kept(db) == ["a", "b"]
 
 
+def test_a_destination_that_holds_back_too_much_is_lost_loudly(db, no_retention):
+    db.sql("SELECT outbox_create_destination('fast', 'pull')")
+    db.sql("SELECT outbox_create_destination('slow', 'pull', shards => 2)")
+    db.sql("""SELECT outbox_emit(NULL, 'k' || i, 't', to_jsonb(encode(sha512(i::text::bytea), 'hex') || repeat('x', 900)))
+                FROM generate_series(1, 2000) AS i""")
+    assert len(drain(db, "fast")) == 2000
+    clean_up(db, "fast")
+    assert len(kept(db)) == 2000 and status(db, "slow")["holds_back_bytes"] > 2 << 20
+    assert status(db, "fast")["holds_back_bytes"] == 0
+    db.server.set("retrysafe.max_retained_bytes", "2MB")
+    try:
+        eventually(lambda: db.value("SHOW retrysafe.max_retained_bytes") == "2MB")
+        clean_up(db, "fast")
+        clean_up(db)
+    finally:
+        db.server.set("retrysafe.max_retained_bytes", None)
+    assert kept(db) == []
+    assert status(db, "slow")["state"] == "lost" and status(db, "fast")["state"] != "lost"
+    assert 'destination "slow" is lost' in db.server.log()
+    session = db.connect()
+    refused(session, "RS218", "SELECT * FROM outbox_fetch('slow')")
+    refused(session, "RS218", "SELECT outbox_resume('slow')")
+    db.sql("SELECT outbox_drop_destination('slow')")
+    db.sql("SELECT outbox_create_destination('slow', 'pull', start_at => 'earliest')")
+    emit(db, "after")
+    assert drain(db, "slow") == drain(db, "fast") == ["after"]
+
+
 def test_progress_rows_do_not_grow_for_ever(db, no_retention):
     db.sql("SELECT outbox_create_destination('d', 'pull')")
     for i in range(50):

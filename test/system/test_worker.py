@@ -93,6 +93,15 @@ def test_events_for_others_leave_a_destination_idle(db):
     assert batches <= 3, "once, not again and again"
 
 
+def test_positions_without_events_leave_a_destination_idle(db):
+    """Rolled back events, and rings that turn, draw positions too."""
+    d = NullDestination(db)
+    session = db.connect(autocommit=False)
+    run(session, "SELECT outbox_emit(NULL, 'gone', 't', '1')")
+    session.rollback()
+    eventually(lambda: (d.status()["state"], d.status()["backlog"]) == ("idle", 0), timeout=60)
+
+
 def test_a_commit_wakes_the_worker(server):
     """The poll interval is an hour: what arrives was announced."""
     with cluster("retrysafe.poll_interval = 1h") as quiet:

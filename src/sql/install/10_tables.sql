@@ -107,6 +107,7 @@ CREATE TABLE @extschema@.outbox_destinations (
   batch_bytes  integer NOT NULL,
   lease        interval NOT NULL,
   paused       boolean NOT NULL DEFAULT false,
+  lost_at      timestamptz,              -- when it held back too much of the log; it is paused for good then
   run_as       text,                     -- the role that made it: options are its own; null for kind pull
   created_at   timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
   CONSTRAINT outbox_destinations_pkey PRIMARY KEY (destination),

@@ -55,6 +55,7 @@ CREATE VIEW @extschema@.ring_status AS
       FROM clock
      CROSS JOIN @extschema@.outbox_shards h
       JOIN @extschema@.outbox_destinations d USING (destination)
+     WHERE d.lost_at IS NULL
      GROUP BY d.name
   )
   SELECT p.ring, p.generation, (p.generation - 1) % 3 + 1 AS piece,
@@ -96,13 +97,14 @@ IS 'the pieces of the rings of records, events and progress, and what holds back
 CREATE VIEW @extschema@.outbox_status AS
   SELECT d.name, d.kind,
          CASE WHEN suspended.reason IS NOT NULL THEN 'suspended'
+              WHEN d.lost_at IS NOT NULL THEN 'lost'
               WHEN d.paused THEN 'paused'
               WHEN s.backing_off THEN 'backing off'
               WHEN s.backlog = 0 AND waiting.events = 0 THEN 'idle'
               WHEN s.holders IS NULL THEN 'unclaimed'
               ELSE 'publishing' END AS state,
          suspended.reason AS suspended_reason,
-         d.paused,
+         d.paused, d.lost_at,
          s.backlog,
          pg_catalog.clock_timestamp() - least(waiting.oldest, (
            SELECT l.created_at FROM @extschema@.outbox_log l WHERE l.id > s.position ORDER BY l.id LIMIT 1
