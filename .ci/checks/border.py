@@ -7,7 +7,7 @@ from common import TOP, complain, cpp_files, finish, line_of, without_comments
 # Where a construct is right outside of its folder, and why.
 EXCEPTIONS = {
     ("src/outbox/eras.cpp", "ereport"): "FATAL while the server starts, before there is anything pg::raise could end",
-    ("src/outbox/emit.cpp", "pg_usleep"): "widens the race that a fault point opens",
+    ("src/outbox/append.cpp", "pg_usleep"): "widens the race that a fault point opens",
 }
 
 RULES = [  # pattern, folders where it may stand, what to do instead

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Includes go one way: core <- pg <- {idempotency, outbox, sink} <- runtime <- module.cpp, and sinks see only core and
+"""Includes go one way: core <- pg <- storage <- {idempotency, outbox, sink} <- runtime <- module.cpp, and sinks see only core and
 the sink interface. Headers of the server come through pg/server.hpp, last; client libraries stay in their sink."""
 import re
 
@@ -10,11 +10,12 @@ ALLOWED = {  # folder of the file -> folders and files that it may include, besi
     "pg": ["core", "settings.hpp"],
     "settings.cpp": ["settings.hpp", "pg"],
     "settings.hpp": [],
-    "idempotency": ["core", "pg", "settings.hpp"],
+    "storage": ["core", "pg", "settings.hpp"],
+    "idempotency": ["core", "pg", "storage", "settings.hpp"],
     # An emit needs the key to be owned, and tells the workers at commit: these two headers and no others.
-    "outbox": ["core", "pg", "settings.hpp", "idempotency/claims.hpp", "runtime/wakeup.hpp"],
+    "outbox": ["core", "pg", "storage", "settings.hpp", "idempotency/claims.hpp", "runtime/wakeup.hpp"],
     "sink": ["core"],
-    "runtime": ["core", "pg", "settings.hpp", "idempotency", "outbox", "sink"],
+    "runtime": ["core", "pg", "storage", "settings.hpp", "idempotency", "outbox", "sink"],
     "module.cpp": ["core", "pg", "settings.hpp", "idempotency", "outbox", "sink", "runtime"],
     "sinks": ["core", "sink/abi.h", "sink/kit.hpp"],
 }

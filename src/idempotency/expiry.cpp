@@ -50,9 +50,7 @@ storage::Turn release(const storage::SealedPiece &piece) {
 storage::Turn turn_record_ring() {
   return storage::turn({storage::RingName::kRecords,
                         settings::rotation_age_us(settings::idem_rotation_age, settings::idem_retention),
-                        settings::rotation_bytes(settings::idem_rotation_size),
-                        last_expiry,
-                        release});
+                        settings::rotation_bytes(settings::idem_rotation_size), last_expiry, release});
 }
 
 int64 remove_expired(int64 max_rows) {
@@ -80,7 +78,6 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_idem_cleanup) {
     pg::raise(kInvalidParameter, "It bounds how many rows of each kind one call removes.",
               "max_rows must be 1 or more");
   const int64 removed = idempotency::remove_expired(PG_GETARG_INT32(0));
-  const bool turned =
-      storage::may_turn_here() && idempotency::turn_record_ring() == storage::Turn::kDone;
+  const bool turned = storage::may_turn_here() && idempotency::turn_record_ring() == storage::Turn::kDone;
   PG_RETURN_INT64(removed + (turned ? 1 : 0));
 }

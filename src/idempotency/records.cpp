@@ -90,9 +90,9 @@ bool save_in_ring(const Claim &claim, const pg::NewRow &row) {
   const int piece = storage::active_piece(storage::RingName::kRecords);
   const Oid table = pg::extension().idem_records_pieces[piece];
   const Oid index = pg::extension().idem_records_pkey_pieces[piece];
-  const bool saved = pg::insert_row(table, row, index) ||
-                     (remove_expired(table, index, claim.key, claim.terms->begun_at) &&
-                      pg::insert_row(table, row, index));
+  const bool saved =
+      pg::insert_row(table, row, index) ||
+      (remove_expired(table, index, claim.key, claim.terms->begun_at) && pg::insert_row(table, row, index));
   storage::unlock_rings();
   return saved;
 }

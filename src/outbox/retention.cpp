@@ -118,8 +118,8 @@ storage::Turn release_log(const storage::SealedPiece &piece) {
 
 // --- progress ----------------------------------------------------------------------------------------------
 
-// Copies the rows of a shard in this piece whose number is not below `first`. An earlier attempt to retire the
-// piece may have copied them already.
+// Copies the rows of a shard in this piece whose number is not below `first`. An earlier attempt to retire
+// the piece may have copied them already.
 void copy_forward(const Oid (&tables)[pg::kRingPieces], const Oid (&indexes)[pg::kRingPieces], int piece,
                   const Shard &s, int64 first) {
   ScanKeyData keys[3];
@@ -130,8 +130,7 @@ void copy_forward(const Oid (&tables)[pg::kRingPieces], const Oid (&indexes)[pg:
   pg::IndexScan scan = pg::begin_scan(tables[piece], indexes[piece], snapshot, keys, 3);
   while (scan.next()) {
     slot_getallattrs(scan.slot);
-    const pg::NewRow row{scan.slot->tts_values, scan.slot->tts_isnull,
-                         scan.slot->tts_tupleDescriptor->natts};
+    const pg::NewRow row{scan.slot->tts_values, scan.slot->tts_isnull, scan.slot->tts_tupleDescriptor->natts};
     (void)storage::insert_into_ring(storage::RingName::kProgress, tables, row, &indexes);
   }
   scan.end();
@@ -166,10 +165,8 @@ storage::Turn release_progress(const storage::SealedPiece &piece) {
 }
 
 storage::RingKeeper keeper_of(storage::RingName ring) {
-  return {ring,
-          settings::rotation_age_us(settings::outbox_rotation_age, settings::outbox_retention),
-          settings::rotation_bytes(settings::outbox_rotation_size),
-          nullptr,
+  return {ring, settings::rotation_age_us(settings::outbox_rotation_age, settings::outbox_retention),
+          settings::rotation_bytes(settings::outbox_rotation_size), nullptr,
           ring == storage::RingName::kLog ? release_log : release_progress};
 }
 

@@ -187,7 +187,7 @@ void store_window(int32 destination, int32 shard, int64 window_no, const StoredS
   bool nulls[window_column::kResumedAt]{};
   nulls[window_column::kResumedAt - 1] = resumed_at < 0;
   (void)storage::insert_into_ring(storage::RingName::kProgress, pg::extension().outbox_windows_pieces,
-                            pg::new_row(values, nulls));
+                                  pg::new_row(values, nulls));
 }
 
 void store_batch(const BatchRow &b) {
@@ -204,7 +204,7 @@ void store_batch(const BatchRow &b) {
                        TimestampTzGetDatum(GetCurrentTimestamp())};
   const bool nulls[batch_column::kPublishedAt]{};
   (void)storage::insert_into_ring(storage::RingName::kProgress, pg::extension().outbox_batches_pieces,
-                            pg::new_row(values, nulls));
+                                  pg::new_row(values, nulls));
 }
 
 namespace {

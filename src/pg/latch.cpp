@@ -7,9 +7,10 @@ namespace retrysafe::pg {
 namespace {
 
 uint32 event_number(Wait what) {
-  static constinit uint32 numbers[4]{};
+  static constinit uint32 numbers[5]{};
   static constexpr const char *names[] = {"RetrysafeLauncherMain", "RetrysafeWorkerMain",
-                                          "RetrysafeDatabaseLetGo", "RetrysafeFaultPoint"};
+                                          "RetrysafeDatabaseLetGo", "RetrysafeFaultPoint",
+                                          "RetrysafeRingLock"};
   uint32 &number = numbers[static_cast<int>(what)];
   if (number == 0) number = custom_wait_event(names[static_cast<int>(what)]);
   return number;
@@ -44,6 +45,11 @@ void wait_for_latch(long timeout_ms, Wait what) {
   (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (timeout_ms >= 0 ? WL_TIMEOUT : 0),
                   timeout_ms, event_number(what));
   (void)after_wait();
+}
+
+void pause(long timeout_ms, Wait what) {
+  (void)WaitLatch(nullptr, WL_TIMEOUT | WL_EXIT_ON_PM_DEATH, timeout_ms, event_number(what));
+  CHECK_FOR_INTERRUPTS();
 }
 
 }  // namespace retrysafe::pg

@@ -66,8 +66,8 @@ const TableShape &shape_of(Relation table) {
   return place = shape;
 }
 
-// The lock on the table does not do for its indexes: ALTER INDEX … SET TABLESPACE takes that of the index alone,
-// and an entry that is made while it copies is lost.
+// The lock on the table does not do for its indexes: ALTER INDEX … SET TABLESPACE takes that of the index
+// alone, and an entry that is made while it copies is lost.
 bool enter_plain(Relation table, const IndexShape &shape, TupleTableSlot *slot, IndexUniqueCheck check) {
   Datum keys[lengthof(shape.columns)];
   bool nulls[lengthof(shape.columns)];

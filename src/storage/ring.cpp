@@ -140,9 +140,9 @@ void unlock_rings() {
 
 namespace {
 
-// The first row of a ring brings its generation 1 along, so that both are there or neither. It is not for those
-// who turn the ring to make up for it: a ring that is just being restored from a dump has rows for a while
-// before ring_pieces arrives.
+// The first row of a ring brings its generation 1 along, so that both are there or neither. It is not for
+// those who turn the ring to make up for it: a ring that is just being restored from a dump has rows for a
+// while before ring_pieces arrives.
 void begin_ring(RingName name) {
   const pg::Extension &e = pg::extension();
   const Datum ring = CStringGetTextDatum(name_of(name));

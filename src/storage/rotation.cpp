@@ -1,6 +1,7 @@
 #include "storage/rotation.hpp"
 
 #include "pg/error.hpp"
+#include "pg/latch.hpp"
 #include "pg/statement.hpp"
 #include "storage/ring_columns.hpp"
 
@@ -91,12 +92,10 @@ bool has_rows(const RingKeeper &keeper, int piece) {
 // Excludes those who insert for the rest of the transaction. They hold their lock for microseconds, so that
 // it is free again and again; waiting for it in the queue would make others wait behind.
 bool exclude_writers() {
-  constexpr int kTries = 200;
-  constexpr long kPauseMicroseconds = 500;
+  constexpr int kTries = 100;
   for (int i = 0; i < kTries; ++i) {
     if (ConditionalLockRelationOid(pg::extension().ring_pieces, ShareRowExclusiveLock)) return true;
-    CHECK_FOR_INTERRUPTS();
-    pg_usleep(kPauseMicroseconds);
+    pg::pause(1, pg::Wait::kRingLock);
   }
   return false;
 }
