@@ -56,8 +56,8 @@ const TableShape &shape_of(Relation table) {
   List *indexes = RelationGetIndexList(table);
   if (list_length(indexes) > static_cast<int>(lengthof(shape.indexes)))
     elog(ERROR, "retrysafe: table \"%s\" has too many indexes", RelationGetRelationName(table));
-  ListCell *cell;
-  foreach (cell, indexes) shape.indexes[shape.index_count++] = shape_of_index(lfirst_oid(cell));
+  for (; shape.index_count < list_length(indexes); ++shape.index_count)
+    shape.indexes[shape.index_count] = shape_of_index(list_nth_oid(indexes, shape.index_count));
   list_free(indexes);
   shape.oid = oid;
   shape.generation = generation;
