@@ -21,7 +21,7 @@ def print_results(results, extra_tables):
     for name, result in results.items():
         print(f"{name:<3} {result.mark.upper():<13} goal: {GOALS[name].goal}")
         for check in result.checks:
-            print(f"      {'+' if check.met else '-'} {check.text}")
+            print(f"      {({True: '+', False: '-', None: '?'}[check.met])} {check.text}")
         for line in _measured(result):
             print(f"        {line}")
     for table in extra_tables:

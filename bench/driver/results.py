@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Check:
-    """One condition of a goal: what was measured, and whether it is enough."""
+    """One condition of a goal: what was measured, and whether it is enough; None: it could not be measured."""
     text: str
-    met: bool
+    met: bool | None
 
 
 @dataclass
@@ -47,4 +47,6 @@ class Result:
     def mark(self):
         if not self.checks:
             return "not measured"
-        return "pass" if all(check.met for check in self.checks) else "short"
+        if any(check.met is False for check in self.checks):
+            return "short"
+        return "pass" if all(check.met for check in self.checks) else "incomplete"
