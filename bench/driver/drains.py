@@ -76,10 +76,8 @@ def _held_snapshot(run):
                     queue.hold(connections[queue])
                     start = time.monotonic()
                     queue.emit(connections[queue], D2_ROUND, per_transaction=D2_BATCH, batch=D2_BATCH)
-                    emitted = time.monotonic()
-                    queue.drain(connections[queue], D2_BATCH)
-                    emits[queue].append(D2_ROUND / (emitted - start))
-                    drains[queue].append(D2_ROUND / (time.monotonic() - emitted))
+                    emits[queue].append(D2_ROUND / (time.monotonic() - start))
+                    drains[queue].append(D2_ROUND / queue.drain(connections[queue], D2_BATCH))
             if round_number % 10 == 9:
                 for connection in connections.values():
                     execute(connection, "ANALYZE")
