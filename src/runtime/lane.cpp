@@ -180,6 +180,7 @@ void Lane::read(Milliseconds now) {
   const char *database = nullptr;
   bool lost = false;
   bool again = false;
+  bool progressed = false;
   int64 progress_due_in = -1;
   drop_batch();
 
@@ -210,7 +211,7 @@ void Lane::read(Milliseconds now) {
     }
     if (batch->event_count == 0) {
       outbox::record(*destination_, batch, nullptr);
-      again = true;
+      progressed = again = true;
       return;
     }
     batch->claim = claim_;
@@ -230,6 +231,7 @@ void Lane::read(Milliseconds now) {
     return failed("read events for", *error, now);
   }
   failures_ = 0;
+  recorded_ = recorded_ || progressed;  // retention may have waited for it
   if (lost) return go();
   if (again) return;  // state kReading: next turn
   if (!batch) {

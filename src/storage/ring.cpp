@@ -169,6 +169,7 @@ void begin_ring(RingName name) {
   values[ring_column::kRetired - 1] = BoolGetDatum(false);
   if (pg::insert_row(e.ring_pieces, pg::new_row(values, nulls), e.ring_pieces_pkey))
     CacheInvalidateRelcacheByRelid(e.ring_pieces);
+  unlock_rings();  // which the insertion would keep to the end of the transaction
 }
 
 }  // namespace

@@ -35,7 +35,10 @@ def turn_until(db, name, condition, timeout=20):
     def look():
         step(db, name)
         return condition()
-    return eventually(look, timeout, f"ring {name} stands at {ring(db, name)}")
+    try:
+        return eventually(look, timeout)
+    except AssertionError:
+        raise AssertionError(f"ring {name} stands at {ring(db, name)}") from None
 
 
 def rotate(db, name):
@@ -49,11 +52,6 @@ def rotate(db, name):
 def seal(db, name):
     rotate(db, name)
     turn_until(db, name, lambda: states(db, name)[-2] == "sealed")
-
-
-def retire(db, name):
-    """The oldest piece, up to its retired mark."""
-    turn_until(db, name, lambda: states(db, name)[0] == "retired")
 
 
 def bytes_of(db, name, piece):
