@@ -7,11 +7,31 @@ import threading
 import psycopg2
 import pytest
 
+import closing
 from conftest import run
 
 
 def make_orders(db):
     db.sql("CREATE TABLE public.orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text)")
+
+
+def announce_orders(db):
+    """From now on each order has an event `placed-ID`, whichever way it is made."""
+    db.sql("""
+      CREATE FUNCTION public.announce() RETURNS trigger LANGUAGE plpgsql AS $$
+      BEGIN
+        PERFORM retrysafe.outbox_emit(NULL, 'placed-' || NEW.id, 'order.placed', to_jsonb(NEW));
+        RETURN NULL;
+      END $$;
+      CREATE TRIGGER announce AFTER INSERT ON public.orders FOR EACH ROW EXECUTE FUNCTION public.announce()""")
+
+
+def assert_orders_in_balance(db):
+    """Each order that there is was delivered, and none that was rolled back."""
+    placed = [f"placed-{order}" for (order,) in db.sql("SELECT id FROM public.orders")]
+    closing.balance(db, "all", closing.drain(db), committed=placed)
+    events = {key for (key,) in db.sql("SELECT event_key FROM outbox_events WHERE event_type = 'order.placed'")}
+    assert events == set(placed)
 
 
 def begin(connection, key, digest="a", function="idem_begin", **options):

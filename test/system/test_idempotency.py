@@ -11,8 +11,8 @@ import psycopg2
 import pytest
 
 from conftest import Database, Pending, Server, cluster, eventually, make_database, run
-from payments import (begin, complete, error_of, in_threads, insert_order, make_orders, orders, pay,
-                      pay_in_new_session)
+from payments import (announce_orders, assert_orders_in_balance, begin, complete, error_of, in_threads, insert_order,
+                      make_orders, orders, pay, pay_in_new_session)
 
 ISOLATION_LEVELS = ("REPEATABLE READ", "SERIALIZABLE")
 
@@ -20,7 +20,9 @@ ISOLATION_LEVELS = ("REPEATABLE READ", "SERIALIZABLE")
 @pytest.fixture
 def shop(db):
     make_orders(db)
-    return db
+    announce_orders(db)
+    yield db
+    assert_orders_in_balance(db)
 
 
 def begin_pending(db, key, digest="a", *before):
@@ -750,6 +752,7 @@ def own_server():
 def test_case_12_prepared_owner_survives_a_restart(own_server, end):
     db = make_database(own_server)
     make_orders(db)
+    announce_orders(db)
     owner = db.connect()
     run(owner, "BEGIN")
     begin(owner, "k")
@@ -769,6 +772,8 @@ def test_case_12_prepared_owner_survives_a_restart(own_server, end):
     assert waiter.blocks()
     db.sql(f"{end} 'p'")
     assert waiter.result() == [("replay" if end == "COMMIT PREPARED" else "new",)]
+    assert orders(db) == (1 if end == "COMMIT PREPARED" else 0)
+    assert_orders_in_balance(db)
     waiter.close()
     db.close()
 
@@ -822,6 +827,7 @@ class Standby(Server):
 def test_case_13_standby(own_server):
     db = make_database(own_server)
     make_orders(db)
+    announce_orders(db)
     order = pay_in_new_session(db, "k")[1]
     standby = Standby(own_server)
     try:
@@ -845,6 +851,7 @@ def test_case_13_standby(own_server):
         owner.commit()
         eventually(lambda: run(connection, "SELECT outcome FROM idem_peek('later', 'a')") == [("replay",)])
         there.close()
+        assert_orders_in_balance(db)
     finally:
         standby.stop()
         db.close()
