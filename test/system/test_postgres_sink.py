@@ -1,7 +1,9 @@
 """The destination kind "postgres", its module driven alone: the far side is another database."""
+import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -10,7 +12,11 @@ import uuid
 
 import pytest
 
+import outages
 from conftest import TOP, cluster, eventually, in_spite_of_crashes, make_database, run
+from names import cluster_with_names
+from receiver import Receiver
+from test_acceptance_worker import children_of
 
 sys.path.insert(0, str(TOP / "test/sinks"))
 import sink as interface  # noqa: E402
@@ -619,6 +625,114 @@ def test_poison_goes_to_the_dead_letters_and_holds_up_its_key_only(db, second):
     eventually(lambda: db.value("SELECT count(*) FROM outbox_dead_letters") == 1)
     eventually(lambda: len(effects(second)) == 9)
     assert db.value("SELECT reason FROM outbox_dead_letters") == "P0001: handler says no"
+
+
+class FarServer:
+    """A server with an inbox, which has the name broken.test."""
+
+    def __init__(self, server, names):
+        self.server, self.names = server, names
+        self.database = make_database(server)
+        self.database.sql(INBOX)
+        self.come_back()
+
+    def come_back(self):
+        self.names.say("broken.test")
+
+    def arrivals(self):
+        return self.database.sql("SELECT event_id::text, event_key FROM public.retrysafe_inbox ORDER BY serial")
+
+    def disconnect(self):
+        connection = self.server.connect()
+        run(connection, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'retrysafe'")
+        connection.close()
+
+
+class Refuses(FarServer):
+    def begin(self):
+        self.server.pg_ctl("stop", "-m", "immediate")
+
+    def come_back(self):
+        super().come_back()
+        if not (self.server.directory / "data/postmaster.pid").exists():
+            self.server.pg_ctl("start")
+
+
+class Hangs(FarServer):
+    stopped = ()
+
+    def begin(self):
+        self.stopped = [self.server.pid, *children_of(self.server.pid)]
+        for pid in self.stopped:
+            os.kill(pid, signal.SIGSTOP)
+
+    def come_back(self):
+        super().come_back()
+        for pid in self.stopped:
+            with contextlib.suppress(ProcessLookupError):  # it went on, and ended, with its parent
+                os.kill(pid, signal.SIGCONT)
+        self.stopped = ()
+
+
+class Resets(FarServer):
+    def begin(self):
+        self.database.sql("""
+            CREATE FUNCTION public.reset() RETURNS trigger LANGUAGE plpgsql AS
+              'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
+            CREATE TRIGGER reset AFTER INSERT ON public.retrysafe_inbox FOR EACH ROW EXECUTE FUNCTION public.reset()""")
+
+    def come_back(self):
+        super().come_back()
+        self.database.sql("DROP FUNCTION IF EXISTS public.reset() CASCADE")
+
+
+class LacksTheTable(FarServer):
+    def begin(self):
+        self.database.sql("ALTER TABLE public.retrysafe_inbox RENAME TO elsewhere")
+
+    def come_back(self):
+        super().come_back()
+        self.database.sql("ALTER TABLE IF EXISTS public.elsewhere RENAME TO retrysafe_inbox")
+
+
+class DoesNotResolve(FarServer):
+    answer = "none"
+
+    def begin(self):
+        self.names.say("broken.test", self.answer)
+        self.disconnect()
+
+
+class ResolverHangs(DoesNotResolve):
+    answer = "hang"
+
+
+@pytest.fixture(scope="module")
+def with_names():
+    with cluster_with_names() as (server, names):
+        yield server, names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Refuses, Hangs, Resets, LacksTheTable, DoesNotResolve, ResolverHangs])
+def test_case_23_an_outage_of_one_destination(with_names, kind):
+    server, names = with_names
+    db = make_database(server)
+    with Receiver() as healthy, cluster() as second:
+        far = kind(second, names)
+        db.sql(f"SELECT outbox_create_destination('healthy', 'http', %s, {outages.BACKOFF})", json.dumps({"url": healthy.url}))
+        db.sql(f"SELECT outbox_create_destination('broken', 'postgres', %s, {outages.BACKOFF})",
+               json.dumps({"host": "broken.test", "port": second.port, "dbname": far.database.name, "user": "postgres",
+                           "connect_timeout": "500ms", "statement_timeout": "500ms"}))
+        try:
+            seen = outages.bear(server, db, healthy, far.arrivals, far.begin, far.come_back)
+        finally:
+            far.come_back()
+        assert not isinstance(far, DoesNotResolve) or "resolv" in seen.last_error
+    db.close()
+    admin = server.connect()
+    run(admin, f"DROP DATABASE {db.name}")
+    admin.close()
 
 
 def test_effectively_once_when_the_worker_dies(db, second):
