@@ -118,8 +118,7 @@ Milliseconds Lane::turn(Milliseconds now) {
     keep_lease(now);
     if (state_ == State::kSending) send(now);
   } else if ((ready_ || now >= sink_at_) && dispatcher_) {
-    // A connection was closed, say.
-    dispatcher_->step();
+    step_sink();  // a connection was closed, say
     sink_at_ = dispatcher_->timeout_ms() < 0 ? kNever : now + dispatcher_->timeout_ms();
     if (++idle_calls_ > kIdleCallsMax) close_sink();
   }
@@ -284,9 +283,14 @@ void Lane::close_sink() {
   sink_at_ = kNever;
 }
 
+void Lane::step_sink() {
+  const sink::SignalsBlocked quiet;
+  dispatcher_->step();
+}
+
 void Lane::send(Milliseconds now) {
   if (!ready_ && now < sink_at_) return;
-  dispatcher_->step();
+  step_sink();
   sink_at_ = dispatcher_->timeout_ms() < 0 ? kNever : now + dispatcher_->timeout_ms();
   if (!dispatcher_->done()) return;
   pg::call([] { RETRYSAFE_FAULT_POINT("worker.after_ack"); });

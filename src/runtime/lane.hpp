@@ -72,6 +72,7 @@ class Lane {
   void read(Milliseconds now);
   bool open_sink(Milliseconds now);
   void close_sink();
+  void step_sink();
   void send(Milliseconds now);
   void keep_lease(Milliseconds now);
   void note_lease(Milliseconds now);

@@ -1,4 +1,5 @@
 // The worker: one process that works shards of one database. README.md has its states.
+#include <malloc.h>
 #include <sys/epoll.h>
 
 #include <algorithm>
@@ -404,6 +405,14 @@ class Worker {
   Milliseconds cleaned_up_at_ = -kCleanUpIdle;
 };
 
+// Batches come and go. Without this the C library gives their memory back to the system after each, and every
+// page of the next one is a page fault.
+void keep_memory() {
+  constexpr int kKept = 16 << 20;
+  (void)mallopt(M_MMAP_THRESHOLD, kKept);
+  (void)mallopt(M_TRIM_THRESHOLD, kKept);
+}
+
 }  // namespace
 
 }  // namespace retrysafe::runtime
@@ -423,6 +432,7 @@ void retrysafe_worker_main(Datum) {
   BackgroundWorkerInitializeConnectionByOid(arguments.database, InvalidOid, 0);
   pg::pin_settings();
   pgstat_report_appname("retrysafe worker");
+  keep_memory();
   MemoryContext scratch = AllocSetContextCreate(TopMemoryContext, "retrysafe worker", ALLOCSET_DEFAULT_SIZES);
   pg::boundary([&] {
     set_verdict(Worker(scratch).run());

@@ -2,30 +2,11 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 namespace retrysafe::sink {
 
 namespace {
-
-// Leaves those deliverable that tell of a fault of the thread itself.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t blocked;
-    sigfillset(&blocked);
-    for (int number : {SIGTRAP, SIGABRT, SIGILL, SIGFPE, SIGSEGV, SIGBUS, SIGSYS, SIGCONT})
-      sigdelset(&blocked, number);
-    pthread_sigmask(SIG_BLOCK, &blocked, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked &) = delete;
-  SignalsBlocked &operator=(const SignalsBlocked &) = delete;
-
- private:
-  sigset_t before_;
-};
 
 retrysafe_text text(std::string_view view) {
   return {view.data(), view.size()};
@@ -55,6 +36,20 @@ bool is_complete(const retrysafe_sink_module &module) {
 }
 
 }  // namespace
+
+// Leaves those deliverable that tell of a fault of the thread itself.
+SignalsBlocked::SignalsBlocked() {
+  if (depth++ > 0) return;
+  sigset_t blocked;
+  sigfillset(&blocked);
+  for (int number : {SIGTRAP, SIGABRT, SIGILL, SIGFPE, SIGSEGV, SIGBUS, SIGSYS, SIGCONT})
+    sigdelset(&blocked, number);
+  pthread_sigmask(SIG_BLOCK, &blocked, &before_);
+}
+
+SignalsBlocked::~SignalsBlocked() {
+  if (--depth == 0) pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
 
 const retrysafe_sink_module *load(const std::string &library, const LibraryPath &path, std::string *error) {
   if (library.empty() || library.find('/') != std::string::npos) {

@@ -7,6 +7,8 @@
 // unloaded: client libraries leave threads and exit handlers behind.
 #pragma once
 
+#include <signal.h>
+
 #include <memory>
 #include <span>
 #include <string>
@@ -37,6 +39,20 @@ struct Config {
   std::vector<std::pair<std::string, std::string>> options;  // resolved
   std::string allowed_addresses;
   void (*log)(const char *message) = nullptr;
+};
+
+// Blocks signals while it lives. Every call of a sink has one around it; whoever makes many calls holds one
+// himself, since each change of the mask is a system call.
+class SignalsBlocked {
+ public:
+  SignalsBlocked();
+  ~SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked &) = delete;
+  SignalsBlocked &operator=(const SignalsBlocked &) = delete;
+
+ private:
+  static inline thread_local int depth = 0;
+  sigset_t before_;
 };
 
 // An open destination. Every call runs with signals blocked, so that the threads that client libraries start

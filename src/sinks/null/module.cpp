@@ -78,7 +78,7 @@ class NullSink {
                               status == RETRYSAFE_DELIVERED ? "" : "told to fail");
       attempt = attempts_.erase(attempt);
     }
-    arm();
+    if (count < outcomes.size()) arm();  // else the caller asks again at once
     return count;
   }
 
@@ -109,14 +109,12 @@ class NullSink {
   }
 
   void arm() {
+    if (attempts_.empty()) return;  // a timer that still runs wakes for nothing, once
+    const auto left = std::max(std::chrono::nanoseconds(1),
+                               std::chrono::nanoseconds(attempts_.front().until - Clock::now()));
     itimerspec when{};
-    if (!attempts_.empty()) {
-      auto first = attempts_.front().until;
-      for (const Attempt &attempt : attempts_) first = std::min(first, attempt.until);
-      const auto left = std::max(std::chrono::nanoseconds(1), std::chrono::nanoseconds(first - Clock::now()));
-      when.it_value.tv_sec = left.count() / 1'000'000'000;
-      when.it_value.tv_nsec = left.count() % 1'000'000'000;
-    }
+    when.it_value.tv_sec = left.count() / 1'000'000'000;
+    when.it_value.tv_nsec = left.count() % 1'000'000'000;
     timerfd_settime(timer_, 0, &when, nullptr);
   }
 
