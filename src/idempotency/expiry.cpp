@@ -28,7 +28,7 @@ constinit pg::Statement kRemoveMessages{
 TimestampTz last_expiry(int piece) {
   Relation table = table_open(pg::extension().idem_records_pieces[piece], AccessShareLock);
   TupleTableSlot *slot = table_slot_create(table, nullptr);
-  TableScanDesc scan = table_beginscan(table, SnapshotSelf, 0, nullptr);
+  TableScanDesc scan = pg::begin_table_scan(table, SnapshotSelf);
   TimestampTz last = DT_NOBEGIN;
   while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
     CHECK_FOR_INTERRUPTS();

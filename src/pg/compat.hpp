@@ -47,6 +47,14 @@ inline void end_index_insert([[maybe_unused]] Relation index, [[maybe_unused]] I
 #endif
 }
 
+inline TableScanDesc begin_table_scan(Relation table, Snapshot snapshot) {
+#if PG_VERSION_NUM >= 190000
+  return table_beginscan(table, snapshot, 0, nullptr, SO_NONE);
+#else
+  return table_beginscan(table, snapshot, 0, nullptr);
+#endif
+}
+
 // Counts the transactions with an id that have ended, COMMIT PREPARED included. A plain read: an old value
 // only makes a poll come one turn later.
 inline uint64 transactions_completed() {
