@@ -121,7 +121,10 @@ RingView open_view(RingName name) {
     const RingView view{pieces, RegisterSnapshot(GetLatestSnapshot())};
     const uint64 generation = state.generation;
     (void)ring(name);
-    if (state.generation == generation) return view;
+    if (state.generation == generation) {
+      RETRYSAFE_FAULT_POINT("ring.view");
+      return view;
+    }
     close_view(view);
   }
 }

@@ -1,6 +1,7 @@
 #include "storage/rotation.hpp"
 
 #include "pg/error.hpp"
+#include "pg/fault_point.hpp"
 #include "pg/latch.hpp"
 #include "pg/statement.hpp"
 #include "storage/ring_columns.hpp"
@@ -204,7 +205,9 @@ Turn turn(const RingKeeper &keeper) {
   // One process turns rings at a time. Those who insert are not concerned.
   if (!ConditionalLockRelationOid(pg::extension().ring_pieces, ShareUpdateExclusiveLock))
     return Turn::kBlocked;
-  return pg::spi([&] { return next_step(keeper); });
+  const Turn result = pg::spi([&] { return next_step(keeper); });
+  if (result == Turn::kDone) RETRYSAFE_FAULT_POINT("ring.turned");
+  return result;
 }
 
 bool may_turn_here() {

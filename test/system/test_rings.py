@@ -644,3 +644,210 @@ def fetch_released(db):
     """What comes when nobody has a batch in hand any more."""
     db.sql("UPDATE outbox_shards SET holder = NULL, lease_until = NULL, token = token + 1")
     return fetch_all(db, "d")
+
+
+# --- who looks while the ring turns ---
+
+
+def undisturbed(db):
+    """A session that passes the fault points."""
+    connection = db.connect()
+    run(connection, "SET retrysafe.fault_points = ''")
+    return connection
+
+
+def test_a_view_of_the_ring_has_the_piece_that_its_snapshot_sees(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    fill(db, 1)
+    with stopped_at(db, "ring.before_snapshot", [["SELECT event_key FROM outbox_fetch('d')"]]) as (reader,):
+        other = undisturbed(db)
+        assert run(other, "SELECT outbox_cleanup()") == [(1,)]
+        assert states_by(other, "progress") == ["filled", "active"]
+        (batch, key), = run(other, "SELECT batch, event_key FROM outbox_fetch('d')")
+        run(other, "SELECT outbox_ack(%s)", batch)
+        run(other, "SELECT outbox_release(%s)", batch)
+    assert key == "e1"
+    assert reader.result() == [], "the cursor in the new piece was not seen"
+    reader.close()
+
+
+def states_by(connection, name):
+    return [s for s, in run(connection, "SELECT state FROM ring_status WHERE ring = %s ORDER BY generation", name)]
+
+
+def test_a_piece_is_not_emptied_under_a_view_of_it(db):
+    """The snapshot of the view does not see what was copied out of the piece."""
+    idle_shard(db)
+    fill(db, 1, "next")
+    with stopped_at(db, "ring.view", [["SELECT event_key FROM outbox_fetch('d')"]]) as (reader,):
+        other = undisturbed(db)
+        for _ in range(10):
+            run(other, "SELECT outbox_cleanup()")
+    assert reader.result() == [("next1",)]
+    reader.close()
+
+
+# --- retention keeps what somebody needs ---
+
+
+def turn_all(db, *destinations, rounds=8):
+    """As far as the rings go, with traffic that nobody else asked for taken away."""
+    for n in range(rounds):
+        settle(db, "log")
+        for name in destinations:
+            fetch_all(db, name)
+
+
+@pytest.mark.parametrize("hold", ["slow", "paused", "in hand"])
+def test_what_a_destination_has_not_recorded_stays(db, hold):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    db.sql("SELECT outbox_create_destination('other', 'pull')")
+    if hold == "paused":
+        db.sql("SELECT outbox_pause('d')")
+    fill(db, 5)
+    batch = db.sql("SELECT batch FROM outbox_fetch('d')")[0][0] if hold == "in hand" else None
+    for n in range(8):
+        fill(db, 1, f"more{n}-")
+        turn_all(db, "other", rounds=2)
+    assert [s for s in states(db, "log")][0] == "sealed" and held_by(db, "log") == ["destination d"]
+    assert len(ring(db, "log")) == 3
+    if hold == "paused":
+        db.sql("SELECT outbox_resume('d')")
+    if batch:
+        db.sql("SELECT outbox_ack(%s)", batch)
+    got = fetch_all(db, "d")
+    assert got == ([] if batch else [f"e{i}" for i in range(1, 6)]) + [f"more{n}-1" for n in range(8)]
+    turn_until(db, "log", lambda: fetch_all(db, "d") == fetch_all(db, "other") == [] and copies(db, "e1") == 0)
+
+
+def test_a_late_commit_across_turns(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull', shards => 2)")
+    fill(db, 1, "first")
+    late = begin(db)
+    emit(late, "late")
+    for n in range(8):
+        fill(db, 1, f"n{n}-")
+        turn_all(db, "d", rounds=2)
+    assert ring(db, "log")[0][:2] == (1, "filled")
+    late.commit()
+    settle(db, "log")
+    assert copies(db, "late") == 1
+    assert fetch_all(db, "d") == ["late"]
+    turn_until(db, "log", lambda: fetch_all(db, "d") == [] and copies(db, "late") == 0)
+
+
+def test_parked_events_outlive_the_log(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull', backoff => '1 ms')")
+    fill(db, 1, "retry", "k")
+    fill(db, 1, "behind", "k")
+    fill(db, 1, "dead")
+    rows = db.sql("SELECT batch, event_id, event_key FROM outbox_fetch('d')")
+    ids = {key: event_id for _, event_id, key in rows}
+    db.sql("SELECT outbox_nack(%s, %s, retry_after => '1 hour')", rows[0][0], ids["retry1"])
+    db.sql("SELECT outbox_nack(%s, %s, dead => true)", rows[0][0], ids["dead1"])
+    db.sql("SELECT outbox_ack(%s)", rows[0][0])
+    turn_until(db, "log", lambda: fetch_all(db, "d") == [] and copies(db, "retry1") == 0)
+    turn_until(db, "progress", lambda: bytes_of(db, "progress", 1) == 0)
+    assert db.sql("SELECT event_key FROM outbox_dead_letters") == [("dead1",)]
+    db.sql("UPDATE outbox_parked SET retry_at = now() WHERE state = 'retry'")
+    db.sql("SELECT outbox_retry('d')")
+    assert sorted(fetch_all(db, "d")) == ["behind1", "dead1", "retry1"]
+    settle(db, "log")
+    assert db.sql("SELECT * FROM outbox_parked") == []
+
+
+def key_of_shard(db, destination, shard):
+    """An ordering key whose events go to that shard of two."""
+    for n in range(100):
+        fill(db, 1, f"probe-{shard}-{n}-", f"key{n}")
+        batch = db.sql("SELECT batch FROM outbox_fetch(%s)", destination)[0][0]
+        db.sql("SELECT outbox_ack(%s)", batch)
+        if db.value("SELECT shard FROM outbox_batches WHERE delivered > 0 ORDER BY published_at DESC LIMIT 1") == shard:
+            return f"key{n}"
+    raise AssertionError("no key for the shard")
+
+
+@pytest.mark.parametrize("era", [False, True])
+def test_a_shard_that_rests_while_others_work(db, era):
+    """Its place goes from piece to piece; it goes on there, in a new era too, and with a window half read."""
+    db.sql("SELECT outbox_create_destination('d', 'pull', shards => 2)")
+    busy, resting = key_of_shard(db, "d", 0), key_of_shard(db, "d", 1)
+    fill(db, 1, "before", resting)
+    assert fetch_all(db, "d") == ["before1"]
+    generation = "SELECT max(generation) FROM ring_pieces WHERE ring = 'progress'"
+    start = db.value(generation)
+    for n in range(30):
+        fill(db, 1, f"busy{n}-", busy)
+        assert fetch_all(db, "d") == [f"busy{n}-1"]
+        settle(db, "log")
+    assert db.value(generation) > start + 6
+    fill(db, 4, "after", resting)
+    if era:
+        rows = db.sql("SELECT batch, id FROM outbox_fetch('d')")
+        db.sql("SELECT outbox_ack(%s, %s)", rows[0][0], rows[1][1])
+        db.sql("SELECT outbox_release(%s)", rows[0][0])
+        db.sql("SELECT outbox_consent('fork')")
+        settle(db, "log")
+        fill(db, 1, "fresh", resting)
+        assert fetch_all(db, "d") == ["after3", "after4", "fresh1"]
+    else:
+        assert fetch_all(db, "d") == ["after1", "after2", "after3", "after4"]
+    for n in range(5):
+        fill(db, 1, f"more{n}-", busy)
+        assert fetch_all(db, "d") == [f"more{n}-1"]
+        settle(db, "log")
+    fill(db, 1, "last", resting)
+    assert fetch_all(db, "d") == ["last1"]
+
+
+def test_a_batch_in_hand_while_its_progress_is_retired(db):
+    idle_shard(db)
+    fill(db, 3)
+    rows = db.sql("SELECT batch, id FROM outbox_fetch('d')")  # its window is stored
+    settle(db, "progress")
+    assert ring(db, "progress")[0][0] != 1
+    db.sql("SELECT outbox_ack(%s, %s)", rows[0][0], rows[0][1])
+    settle(db, "progress")
+    db.sql("SELECT outbox_ack(%s)", rows[0][0])
+    assert fetch_all(db, "d") == []
+    assert db.sql("SELECT delivered FROM outbox_status") == [(4,)]
+
+
+def test_destinations_that_change_while_rings_turn(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    for shards in (3, 1, 2):
+        fill(db, 5, f"s{shards}-")
+        assert len(fetch_all(db, "d")) == 5
+        turn_all(db, "d")
+        db.sql("SELECT outbox_alter_destination('d', shards => %s)", shards)
+        turn_all(db, "d")
+    fill(db, 5, "x")
+    assert sorted(fetch_all(db, "d")) == [f"x{i}" for i in range(1, 6)]
+    assert db.sql("SELECT delivered FROM outbox_status") == [(20,)]
+    turn_until(db, "log", lambda: fetch_all(db, "d") == [] and copies(db, "x1") == 0)
+    db.sql("SELECT outbox_drop_destination('d')")
+    fill(db, 2, "kept")
+    db.sql("SELECT outbox_create_destination('d', 'pull', start_at => 'earliest')")
+    assert fetch_all(db, "d") == ["kept1", "kept2"]
+    turn_until(db, "log", lambda: fetch_all(db, "d") == [] and copies(db, "kept1") == 0)
+
+
+def test_when_kept_events_were_sent_stays_told(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    for n in range(10):
+        fill(db, 1, f"n{n}-")
+        fetch_all(db, "d")
+        settle(db, "log")
+        if n == 4:
+            db.sql("SELECT outbox_create_destination('slow', 'pull', event_types => '{none, t}')")
+        unsent = db.sql("SELECT event_key FROM outbox_events WHERE sent_at IS NULL")
+        assert unsent == [] if n < 5 else {key for key, in unsent} <= {f"n{m}-1" for m in range(5, n + 1)}
+    told = dict(db.sql("""SELECT event_key, outbox_recorded_at(d.destination, 1, NULL, id, txid, event_type, NULL)
+                            FROM outbox_events, outbox_destinations d WHERE d.name = 'd'"""))
+    for n in range(10):
+        settle(db, "log")
+        fetch_all(db, "d")
+    again = dict(db.sql("""SELECT event_key, outbox_recorded_at(d.destination, 1, NULL, id, txid, event_type, NULL)
+                             FROM outbox_events, outbox_destinations d WHERE d.name = 'd'"""))
+    assert again.items() <= told.items() and {f"n{m}-1" for m in range(5, 10)} <= again.keys()
+    assert all(at.year < 3000 for at in again.values())
