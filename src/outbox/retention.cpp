@@ -109,11 +109,12 @@ void give_up(int32 destination) {
 }
 
 storage::Turn release_log(const storage::SealedPiece &piece) {
+  const TimestampTz time = cutoff();
+  if (piece.sealed_at > time) return storage::Turn::kNothing;
+  // Only where nothing but a destination keeps it: giving one up would not make the log smaller otherwise.
   if (settings::max_retained_bytes > 0 && bytes_of_log() > int64{settings::max_retained_bytes} << 20)
     if (const int32 laggard = worst_laggard(piece, DT_NOEND)) give_up(laggard);
-  const TimestampTz time = cutoff();
-  const bool released = piece.sealed_at <= time && worst_laggard(piece, time) == 0;
-  return released ? storage::Turn::kDone : storage::Turn::kNothing;
+  return worst_laggard(piece, time) == 0 ? storage::Turn::kDone : storage::Turn::kNothing;
 }
 
 // --- progress ----------------------------------------------------------------------------------------------
