@@ -5,7 +5,7 @@ import time
 from driver import queues, subjects
 from driver.cluster import Cluster, execute
 from driver.load import steady
-from driver.numbers import Ratio, duration, median, percentile, size
+from driver.numbers import duration, median, percentile, size
 from driver.queues import Queue
 from driver.results import Bars, Check, Result
 from driver.subjects import SQL
