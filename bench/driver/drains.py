@@ -57,7 +57,7 @@ def _backlog(run):
     return Result(
         measured=[f"{label}: {rate(median(values))}" for label, values in by_label.items()],
         checks=checks, missing=missing,
-        settings=f"synchronous_commit = off; {pending:,} events, {D1_BATCH} in a batch, {D1_TICK:,} between two ticks of PgQ",
+        settings=f"synchronous_commit = off (workers record synchronously all the same); {pending:,} events, {D1_BATCH} in a batch, {D1_TICK:,} between two ticks of PgQ",
         charts=[Bars("D1: events drained per second", "1/s", by_label)])
 
 
@@ -100,7 +100,7 @@ def _held_snapshot(run):
                        Check(f"{queue.label}: {over_b:.1f} times (b) after {common * D2_ROUND:,} events", over_b >= 7)]
     return Result(
         measured=measured, checks=checks, missing=missing,
-        settings=f"synchronous_commit = off; draining is judged; first and last: medians of up to 10 rounds; references stop "
+        settings=f"synchronous_commit = off (workers record synchronously all the same); draining is judged; first and last: medians of up to 10 rounds; references stop "
                  f"after {budget} s of draining; the worker is paused while events are emitted",
         charts=[Lines("D2: draining rounds of 10,000 events while a snapshot is held", "events so far", "events per second",
                       {queue.label: [((number + 1) * D2_ROUND, value) for number, value in enumerate(speed)]
