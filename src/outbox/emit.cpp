@@ -265,7 +265,8 @@ void forget() noexcept {
 }
 
 void after_commit() noexcept {
-  if (emitted || announce) runtime::announce_commit();
+  if (emitted || announce)
+    runtime::announce_commit(announce ? runtime::News::kAnything : runtime::News::kEvents);
   forget();
 }
 

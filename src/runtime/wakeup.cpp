@@ -9,13 +9,15 @@ namespace retrysafe::runtime {
 // Many sessions commit per worker's look. Only the first of them since the worker last began to look takes
 // the lock; the others see that the bell rings already. That is safe: the worker stops the bell *before* it
 // takes its snapshot, and our commit became visible before we look at the bell.
-void announce_commit() noexcept {
+void announce_commit(News news) noexcept {
   ControlArea *area = control_area();
   if (!area) return;
   pg_memory_barrier();
   for (int i = 0; i < area->slot_count; ++i) {
     WorkerSlot *slot = &area->slots[i];
     if (slot->database != MyDatabaseId) continue;
+    // A worker shows that it has shards before it reads for them the first time.
+    if (news == News::kEvents && *static_cast<volatile int32 *>(&slot->shards) == 0) continue;
     if (pg_atomic_read_u32(&slot->bell) & kBellWork) continue;
     locked(LW_SHARED, [&] {
       if (slot->state != SlotState::kFree && slot->database == MyDatabaseId) ring(slot, kBellWork);

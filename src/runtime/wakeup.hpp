@@ -3,8 +3,11 @@
 
 namespace retrysafe::runtime {
 
+// Events concern workers that hold a shard; anything else (a destination was made, say) concerns all.
+enum class News { kEvents, kAnything };
+
 // Called by an emitting backend after its commit record is written: must not raise, allocate or throw. A hint
 // only: workers find everything by polling as well.
-void announce_commit() noexcept;
+void announce_commit(News news) noexcept;
 
 }  // namespace retrysafe::runtime

@@ -91,6 +91,7 @@ class Worker {
       listen(now);
       if (look_at_ <= now) look(now);
       if (verdict_) return *verdict_;
+      show_activity(activity_, static_cast<int>(lanes_.size()));  // before they read: see announce_commit
       const Milliseconds lanes_at = turn_lanes(now);
       clean_up(now);
       if (verdict_) return *verdict_;
