@@ -14,7 +14,7 @@ from driver import build
 # production: fsync and full_page_writes on. Autovacuum is that of a default server.
 SETTINGS = {
     "shared_buffers": "1GB",
-    "max_wal_size": "16GB",
+    "max_wal_size": "40GB",
     "checkpoint_timeout": "1h",
     "fsync": "on",
 }

@@ -48,7 +48,7 @@ def _new_requests(run, cluster, present):
     reference = subjects.HANDWRITTEN
     faster, cheaper = Ratio(speed[best], speed[reference]), Ratio(cpu[best], cpu[reference])
     less = Ratio(wal[best], wal[reference])
-    tables = [footprint.table(run, cluster, subject, requests) for subject in subjects.OURS]
+    tables = [footprint.table(run, cluster, subject, requests) for subject in (*subjects.OURS, reference)]
     return {
         "W1": Result(
             measured=[f"{s.label}: {rate(median(speed[s]))}, {median(cpu[s]):.0f} µs" for s in present],
