@@ -1117,7 +1117,7 @@ def test_pieces_belong_to_nobody_but_the_owner(db):
     assert sqlstate_of(run, writer, "SELECT * FROM ring_status") == "42501"
     assert sqlstate_of(run, writer, "SELECT outbox_cleanup()") == "42501"
     for name in "nobody", "write":
-        assert sqlstate_of(run, db.connect(user=f"ring_{name}_{db.name}", autocommit=False), "LOCK ring_pieces IN ACCESS SHARE MODE") == "42501"
+        assert sqlstate_of(run, db.connect(user=f"ring_{name}_{db.name}", autocommit=False), "LOCK retrysafe.ring_pieces IN ACCESS SHARE MODE") == "42501"
 
 
 def test_steps_run_as_the_owner_and_past_the_path_of_the_caller(db):
