@@ -113,11 +113,11 @@ RingView open_view(RingName name) {
   for (;;) {
     CHECK_FOR_INTERRUPTS();
     const Ring pieces = ring(name);
+    RETRYSAFE_FAULT_POINT("ring.known");
     const RingTables tables = tables_of(name);
     for (int i = 0; i < pieces.count; ++i)
       for (int table = 0; table < tables.count; ++table)
         LockRelationOid((*tables.pieces[table])[pieces.pieces[i]], AccessShareLock);
-    RETRYSAFE_FAULT_POINT("ring.before_snapshot");
     const RingView view{pieces, RegisterSnapshot(GetLatestSnapshot())};
     const uint64 generation = state.generation;
     (void)ring(name);

@@ -1,4 +1,5 @@
 """Copies of a database do not publish by themselves, and consent loses nothing and repeats nothing."""
+import contextlib
 import json
 import os
 import pathlib
@@ -409,6 +410,52 @@ def test_point_in_time_recovery_is_suspended_until_consent(db, copy_of):
     assert "backup" in reason(copy)
     copy.sql("SELECT outbox_consent('fork')")
     assert reason(copy) is None
+
+
+def test_a_standby_reads_across_turns_of_the_rings(server, db, copy_of):
+    """In sessions that knew the rings before, and in a snapshot from before a piece was emptied."""
+    server.set("retrysafe.workers_per_database", "0")
+    server.set("retrysafe.outbox_retention", "0")
+    server.set("retrysafe.idem_rotation_age", "1s")
+    try:
+        eventually(lambda: db.value("SHOW retrysafe.idem_rotation_age") == "1s")
+        db.sql("SELECT outbox_create_destination('d', 'pull')")
+        db.sql("CREATE FUNCTION public.handler(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1'")
+
+        def save(key):
+            db.sql("SELECT idem_run(%s, '{}', 'public.handler(jsonb)')", key)
+        save("k1")
+        emit(db, "a")
+        standby = copy_of("standby.signal", primary_conninfo=server.dsn().replace("'", ""), hot_standby_feedback="off")
+        copy = Database(standby, db.name)
+
+        def peek(connection, key):
+            return run(connection, "SELECT outcome FROM idem_peek(%s, idem_hash('{}'))", key)[0][0]
+        session, old = copy.connect(), copy.connect(autocommit=False)
+        assert peek(session, "k1") == "replay"
+        old.set_session(isolation_level="REPEATABLE READ")
+        assert run(old, "SELECT event_key FROM outbox_events") == [("a",)]
+        for n in range(2, 4):
+            eventually(lambda: db.value("SELECT idem_cleanup() + 10 * count(*) FROM ring_pieces WHERE ring = 'records'") > 0 and
+                       db.value("SELECT count(*) FROM ring_pieces WHERE ring = 'records'") == n)
+            save(f"k{n}")
+            eventually(lambda: peek(session, f"k{n}") == "replay")
+            assert peek(session, "k1") == "replay"
+        eventually(lambda: [drain(db), db.value("SELECT outbox_cleanup()")] and db.value("SELECT count(*) FROM outbox_log") == 0)
+        with contextlib.suppress(psycopg2.Error):  # emptied under it; cancelled, where it holds replay up for too long
+            run(old, "SELECT count(*) FROM outbox_events, pg_sleep(0)")
+        old.close()
+        emit(db, "b")
+        eventually(lambda: run(session, "SELECT event_key FROM outbox_events") == [("b",)], timeout=60)
+        standby.pg_ctl("promote")
+        eventually(lambda: not copy.value("SELECT pg_is_in_recovery()"))
+        assert keys(drain(copy)) == ["b"]
+        copy.sql("SELECT idem_run('k2', '{}', 'public.handler(jsonb)')")
+        emit(copy, "c")
+        assert keys(drain(copy)) == ["c"]
+    finally:
+        for name in ("workers_per_database", "outbox_retention", "idem_rotation_age"):
+            server.set(f"retrysafe.{name}", None)
 
 
 def test_a_promoted_standby_publishes_unless_told_otherwise(server, db, copy_of):

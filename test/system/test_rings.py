@@ -390,6 +390,45 @@ def test_readers_hold_off_nothing_but_the_emptying(db):
     fetch_all(db, "d")
 
 
+def test_a_dump_that_takes_its_time(server, db):
+    """pg_dump stops in the middle, its output unread: requests go on, the rings turn as far as they can, and what it has read
+    is whole."""
+    story = Story(db)
+    for n in range(3):
+        story.go_on("d")
+    db.sql("SELECT outbox_emit(NULL, 'big' || i, 'big', to_jsonb(repeat('x', 1000)), 'o') FROM generate_series(1, 3000) i")
+    before = story.events + [f"big{i}" for i in range(1, 3001)]
+    connect = ["-h", str(server.directory), "-p", str(server.port), "-U", "postgres"]
+    dump = subprocess.Popen([server.bindir() / "pg_dump", *connect, db.name], stdout=subprocess.PIPE)
+    pieces = """SELECT count(DISTINCT relation) FROM pg_locks l JOIN pg_class c ON c.oid = relation AND relname ~ '_[123]$'
+                 JOIN pg_stat_activity a USING (pid) WHERE application_name = 'pg_dump' AND mode = 'AccessShareLock'"""
+    eventually(lambda: db.value(pieces) >= 12, message=f"{db.sql(pieces)}")
+    eventually(lambda: "COPY retrysafe.outbox_log_1" in db.value("SELECT string_agg(query, ';') FROM pg_stat_activity "
+                                                                 "WHERE application_name = 'pg_dump'"))
+    for n in range(6):
+        writer = Pending(db, f"SELECT outbox_emit(NULL, 'during{n}', 't', '{{}}')")
+        assert not writer.blocks()
+        writer.close()
+        fetch_all(db, "d"), fetch_all(db, "slow")
+        settle(db)
+    assert ring(db, "log")[0] == (1, "retired", ["readers"]) and bytes_of(db, "log", 1) > 1000000
+    text, _ = dump.communicate()
+    assert dump.returncode == 0
+    settle(db)
+    assert bytes_of(db, "log", 1) == 0
+    name = f"{db.name}_slow"
+    admin = server.connect()
+    run(admin, f'CREATE DATABASE "{name}"')
+    run(admin, f'ALTER DATABASE "{name}" SET search_path = retrysafe, public')
+    subprocess.run([server.bindir() / "psql", *connect, "-q", "-v", "ON_ERROR_STOP=1", "-d", name], check=True, input=text,
+                   stdout=subprocess.DEVNULL)
+    copy = Database(server, name)
+    copy.sql("SELECT outbox_consent('same')")
+    assert sorted(story.delivered["d"] + fetch_all(copy, "d")) == sorted(before)
+    assert sorted(fetch_all(copy, "slow")) == sorted(before)
+    drop(copy)
+
+
 def test_a_record_that_lives_long_keeps_its_piece(db):
     session = begin(db)
     run(session, "SET retrysafe.idem_retention = '1h'")
@@ -656,34 +695,38 @@ def undisturbed(db):
     return connection
 
 
-def test_a_view_of_the_ring_has_the_piece_that_its_snapshot_sees(db):
+def test_where_a_new_destination_stands_is_copied_forward(db):
+    """Its start is all that the ring of progress has."""
+    db.sql("SELECT outbox_create_destination('d', 'pull', shards => 2)")
+    settle(db, "progress")
+    assert bytes_of(db, "progress", 1) == 0
+    assert db.value("SELECT count(*) FROM outbox_batches") == 2
+    fill(db, 3)
+    assert len(fetch_all(db, "d")) == 3
+
+
+def test_a_ring_that_turns_before_it_is_looked_at(db):
+    """All that the reader knew of is empty by then."""
     db.sql("SELECT outbox_create_destination('d', 'pull')")
-    fill(db, 1)
-    with stopped_at(db, "ring.before_snapshot", [["SELECT event_key FROM outbox_fetch('d')"]]) as (reader,):
+    with stopped_at(db, "ring.known", [["SELECT event_key FROM outbox_fetch('d')"]]) as (reader,):
         other = undisturbed(db)
-        assert run(other, "SELECT outbox_cleanup()") == [(1,)]
-        assert states_by(other, "progress") == ["filled", "active"]
-        (batch, key), = run(other, "SELECT batch, event_key FROM outbox_fetch('d')")
-        run(other, "SELECT outbox_ack(%s)", batch)
-        run(other, "SELECT outbox_release(%s)", batch)
-    assert key == "e1"
-    assert reader.result() == [], "the cursor in the new piece was not seen"
+        while run(other, "SELECT outbox_cleanup()") == [(1,)]:
+            pass
+        assert run(other, "SELECT pg_relation_size('outbox_batches_1')") == [(0,)]
+    assert reader.result() == []
     reader.close()
-
-
-def states_by(connection, name):
-    return [s for s, in run(connection, "SELECT state FROM ring_status WHERE ring = %s ORDER BY generation", name)]
 
 
 def test_a_piece_is_not_emptied_under_a_view_of_it(db):
     """The snapshot of the view does not see what was copied out of the piece."""
-    idle_shard(db)
-    fill(db, 1, "next")
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
     with stopped_at(db, "ring.view", [["SELECT event_key FROM outbox_fetch('d')"]]) as (reader,):
         other = undisturbed(db)
-        for _ in range(10):
-            run(other, "SELECT outbox_cleanup()")
-    assert reader.result() == [("next1",)]
+        while run(other, "SELECT outbox_cleanup()") == [(1,)]:
+            pass
+        assert run(other, "SELECT state, held_by FROM ring_status WHERE ring = 'progress' ORDER BY generation LIMIT 1") \
+            == [("retired", ["readers"])]
+    assert reader.result() == []
     reader.close()
 
 

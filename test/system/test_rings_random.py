@@ -40,7 +40,8 @@ PERMITTED = {"40001", "40P01"}
 def server():
     with cluster("retrysafe.workers_per_database = 0", "retrysafe.outbox_retention = 0", "retrysafe.outbox_rotation_age = 0",
                  f"retrysafe.idem_retention = {LIFETIME}s", "retrysafe.idem_rotation_age = 1s", "max_prepared_transactions = 50",
-                 "max_connections = 60", "deadlock_timeout = 200ms") as own:
+                 "max_connections = 60", "deadlock_timeout = 200ms",
+                 "autovacuum_naptime = 1s", "autovacuum_vacuum_threshold = 20", "autovacuum_analyze_threshold = 20") as own:
         yield own
 
 
