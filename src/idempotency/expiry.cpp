@@ -50,7 +50,7 @@ storage::Turn release(const storage::SealedPiece &piece) {
 storage::Turn turn_record_ring() {
   return storage::turn({storage::RingName::kRecords,
                         settings::rotation_age_us(settings::idem_rotation_age, settings::idem_retention),
-                        settings::rotation_bytes(settings::idem_rotation_size), last_expiry, release});
+                        settings::rotation_bytes(settings::idem_rotation_size), false, last_expiry, release});
 }
 
 int64 remove_expired(int64 max_rows) {

@@ -167,7 +167,10 @@ storage::Turn release_progress(const storage::SealedPiece &piece) {
 
 storage::RingKeeper keeper_of(storage::RingName ring) {
   return {ring, settings::rotation_age_us(settings::outbox_rotation_age, settings::outbox_retention),
-          settings::rotation_bytes(settings::outbox_rotation_size), nullptr,
+          settings::rotation_bytes(settings::outbox_rotation_size),
+          // A dump would have the places of destinations neither here nor where they were copied to. Events
+          // that it misses were delivered.
+          ring == storage::RingName::kProgress, nullptr,
           ring == storage::RingName::kLog ? release_log : release_progress};
 }
 

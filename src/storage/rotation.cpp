@@ -13,7 +13,7 @@ namespace retrysafe::storage {
 namespace {
 
 constinit pg::Statement select_pieces{
-    "SELECT generation, since, sealed_at, sealed_position, needed_until, retired FROM @.ring_pieces"
+    "SELECT generation, since, sealed_at, sealed_position, needed_until, retired, xmin FROM @.ring_pieces"
     " WHERE ring = $1 ORDER BY generation",
     {TEXTOID}};
 
@@ -43,6 +43,7 @@ struct Piece {
   bool sealed;
   SealedPiece seal;
   bool retired;
+  TransactionId changed_by;
 };
 
 // By generation; the last one is active. Inside pg::spi.
@@ -59,6 +60,7 @@ int load_pieces(const char *ring, Piece (&pieces)[pg::kRingPieces]) {
       p.seal = {piece_of(p.generation), DatumGetTimestampTz(row.datum(3)), row.int64_at(4),
                 row.is_null(5) ? DT_NOBEGIN : DatumGetTimestampTz(row.datum(5))};
     p.retired = row.bool_at(6);
+    p.changed_by = DatumGetTransactionId(row.datum(7));
   }
   return static_cast<int>(count);
 }
@@ -134,7 +136,16 @@ bool try_to_lock_toast(const RingKeeper &keeper, int piece) {
   return true;
 }
 
+// Does every snapshot that somebody may look with see what that transaction did?
+bool is_seen_by_all(TransactionId transaction) {
+  Relation table = table_open(pg::extension().ring_pieces, AccessShareLock);
+  const TransactionId oldest = GetOldestNonRemovableTransactionId(table);
+  table_close(table, NoLock);
+  return TransactionIdPrecedes(transaction, oldest);
+}
+
 Turn empty(const RingKeeper &keeper, const Piece &p) {
+  if (keeper.old_snapshots_need_it && !is_seen_by_all(p.changed_by)) return Turn::kBlocked;
   const int piece = piece_of(p.generation);
   if (!try_to_lock(keeper, piece, AccessExclusiveLock) || !try_to_lock_toast(keeper, piece))
     return Turn::kBlocked;

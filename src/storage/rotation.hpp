@@ -13,7 +13,7 @@
 // retire  Nothing in it is needed any more, and nobody looks into it from now on. There is no way back: a
 // piece
 //         retired too early hides a record that is alive, and its work is done twice.
-// empty   TRUNCATE.
+// empty   TRUNCATE. A dump that has not come to the table yet finds it empty then, whatever its snapshot is.
 //
 // No step waits for a lock that others could queue behind.
 #pragma once
@@ -42,6 +42,8 @@ struct RingKeeper {
   RingName ring;
   int64 max_age_us;
   int64 max_bytes;
+  // Snapshots do not see TRUNCATE as of their time. True: a piece is emptied when all see that it is retired.
+  bool old_snapshots_need_it;
   // Infinity in the past: nothing is known that would keep it.
   TimestampTz (*needed_until)(int piece);
   // kDone: the piece can be retired. May copy what is still needed into the active piece. If the piece
