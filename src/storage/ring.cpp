@@ -107,24 +107,17 @@ const Ring &ring(RingName name) {
 }
 
 // A turn of the ring between the two would show in the one and not in the other: rows of a new piece, or
-// those that were copied out of a retired one. That must not be emptied while somebody looks into it whose
-// snapshot does not see the copies.
+// those that were copied out of a retired one. That is not emptied while somebody has a snapshot that does not
+// see the copies (rotation.hpp).
 RingView open_view(RingName name) {
   for (;;) {
     CHECK_FOR_INTERRUPTS();
     const Ring pieces = ring(name);
-    RETRYSAFE_FAULT_POINT("ring.known");
-    const RingTables tables = tables_of(name);
-    for (int i = 0; i < pieces.count; ++i)
-      for (int table = 0; table < tables.count; ++table)
-        LockRelationOid((*tables.pieces[table])[pieces.pieces[i]], AccessShareLock);
+    RETRYSAFE_FAULT_POINT("ring.before_snapshot");
     const RingView view{pieces, RegisterSnapshot(GetLatestSnapshot())};
     const uint64 generation = state.generation;
     (void)ring(name);
-    if (state.generation == generation) {
-      RETRYSAFE_FAULT_POINT("ring.view");
-      return view;
-    }
+    if (state.generation == generation) return view;
     close_view(view);
   }
 }

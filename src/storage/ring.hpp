@@ -42,8 +42,7 @@ struct Ring {
 // transaction that was committed before the call has its rows in one of these pieces.
 const Ring &ring(RingName name);
 
-// The pieces together with a snapshot that sees no row outside of them. None of them is emptied before the
-// end of the transaction. Ended by close_view.
+// The pieces together with a snapshot that sees no row outside of them. Ended by close_view.
 struct RingView {
   Ring ring;
   Snapshot snapshot;
