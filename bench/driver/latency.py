@@ -1,9 +1,9 @@
 """L1, from COMMIT to a web server on an idle database; L2, on a busy one."""
 import contextlib
+import functools
 import json
-import time
 
-from driver import relay, subjects
+from driver import queues, relay, subjects
 from driver.cluster import Cluster, execute
 from driver.load import steady
 from driver.numbers import median, percentile
@@ -11,29 +11,37 @@ from driver.receiver import Receiver, emit
 from driver.results import Bars, Check, Result
 
 RATE, BUSY_RATE, WARM_UP = 100, 2_000, 100
-OURS, BY_HAND = "retrysafe", "(b) with NOTIFY, relay in Node.js"
-PGQ = "(c) PgQ: delivers once per tick, so the period of its ticker is what would be measured"
+OURS, BY_HAND, PGQ = "retrysafe", "(b) with NOTIFY, relay in Node.js", "(c) PgQ, ten ticks a second"
 _EMIT = {
-    OURS: "SELECT retrysafe.outbox_emit(NULL, %s, 'measured', %s)",
-    BY_HAND: "INSERT INTO handwritten.outbox (event_key, event_type, payload) VALUES (%s, 'measured', %s)",
+    OURS: "SELECT retrysafe.outbox_emit(NULL, %(key)s, 'measured', %(payload)s)",
+    BY_HAND: "INSERT INTO handwritten.outbox (event_key, event_type, payload) VALUES (%(key)s, 'measured', %(payload)s)",
+    PGQ: "SELECT pgq.insert_event('orders', 'measured', %(payload)s, %(key)s, NULL, NULL, NULL)",
 }
 _PENDING = {
-    OURS: "SELECT sum(backlog) FROM retrysafe.outbox_status",
+    OURS: "SELECT count(*) FROM retrysafe.outbox_events WHERE event_key = %(last)s AND sent_at IS NULL",
     BY_HAND: "SELECT count(*) FROM handwritten.outbox WHERE sent_at IS NULL",
+    PGQ: "SELECT last_value - tick_event_seq FROM pgq.event_1_id_seq, pgq.subscription JOIN pgq.tick"
+         " ON tick_queue = sub_queue AND tick_id = sub_last_tick",
 }
 
 
 def measure(run):
     results = {}
     with Cluster() as cluster:
-        databases = {OURS: subjects.RUN.name}
-        subjects.RUN.create(cluster)
+        candidates = {OURS: subjects.RUN, PGQ: subjects.PGQ}
         if relay.available():
-            databases[BY_HAND] = subjects.HANDWRITTEN.name
-            subjects.HANDWRITTEN.create(cluster)
-            relay.install(cluster, subjects.HANDWRITTEN.name)
+            candidates[BY_HAND] = subjects.HANDWRITTEN
+        present, missing = subjects.create_all(cluster, candidates.values())
+        databases = {name: subject.name for name, subject in candidates.items() if subject in present}
+        if BY_HAND in databases:
+            relay.install(cluster, databases[BY_HAND])
+        else:
+            missing.append(relay.MISSING)
+        if PGQ in databases:
+            cluster.sql("SELECT pgq.set_queue_config('orders', 'ticker_max_count', '1')", database=databases[PGQ])
         if run.wants("L1"):
             results["L1"] = _idle(run, cluster, databases)
+            results["L1"].missing = missing
         if run.wants("L2"):
             subjects.RUN.create(cluster, "busy")
             results["L2"] = _busy(run, cluster, "busy")
@@ -53,7 +61,6 @@ def _idle(run, cluster, databases):
         measured=[_line(name, middle[name], high[name]) for name in rounds],
         checks=[Check(f"p50 {_range(middle[OURS])}", median(middle[OURS]) < 0.5),
                 Check(f"p99 {_range(high[OURS])}", median(high[OURS]) < 1.5)],
-        missing=[PGQ] + ([] if BY_HAND in databases else [relay.MISSING]),
         charts=[Bars("L1: from COMMIT to receipt", "ms", {f"{name}, {p}": values[name] for name in rounds
                                                           for p, values in (("p50", middle), ("p99", high))})])
 
@@ -77,26 +84,28 @@ def _busy(run, cluster, database):
 
 
 class _Session:
-    """Emits at a steady rate into one database, whose events go to a receiver of its own."""
+    """Emits at a steady rate into one database, whose events go to a receiver of its own. What carries them there runs only
+    while it is measured: the others would be disturbed by it."""
 
-    def __init__(self, name, connection, receiver):
-        self._name, self._connection, self._receiver = name, connection, receiver
+    def __init__(self, name, connection, receiver, carrier):
+        self._name, self._connection, self._receiver, self._carrier = name, connection, receiver, carrier
         self._times, self._rounds = {}, []
 
     def round(self, count):
         first = len(self._times)
-        skipped = 0 if self._rounds else WARM_UP
-        numbers = range(first, first + skipped + count)
-        self._times |= emit(self._connection, _EMIT[self._name], numbers, RATE)
-        self._rounds.append(numbers[skipped:])
+        numbers = range(first, first + WARM_UP + count)
+        with self._carrier():
+            self._times |= emit(self._connection, _EMIT[self._name], numbers, RATE)
+            queues.wait(self._is_drained, f"{self._name} to deliver", timeout=60, every=0.05)
+        self._rounds.append(numbers[WARM_UP:])
+
+    def _is_drained(self):
+        left = execute(self._connection, _PENDING[self._name], {"last": f"e{len(self._times) - 1}"})[0][0]
+        self._connection.commit()
+        return not left
 
     def finish(self):
         """[milliseconds from the answer to COMMIT until the event was there] of each round."""
-        deadline = time.monotonic() + 60
-        while execute(self._connection, _PENDING[self._name])[0][0] and time.monotonic() < deadline:
-            self._connection.commit()
-            time.sleep(0.05)
-        self._connection.commit()
         arrived = self._receiver.finish()
         return [[(arrived[number] - self._times[number][1]) / 1e6 for number in numbers] for numbers in self._rounds]
 
@@ -109,13 +118,16 @@ def _sessions(cluster, databases):
             receiver = Receiver()
             at_end.callback(receiver.kill)
             url = f"http://127.0.0.1:{receiver.address[1]}/"
+            carrier = {
+                OURS: contextlib.nullcontext,           # the worker is there anyway
+                BY_HAND: functools.partial(relay.running, cluster, database, url, batch=100, in_flight=64),
+                PGQ: functools.partial(relay.pgq_running, cluster, database, url),
+            }[subject]
             if subject == OURS:
                 cluster.sql("SELECT retrysafe.outbox_create_destination('receiver', 'http', %s, event_types => '{measured}')",
                             (json.dumps({"url": url}),), database)
-            else:
-                at_end.enter_context(relay.running(cluster, database, url, batch=100, in_flight=64))
             connection = at_end.enter_context(cluster.connect(database, autocommit=False))
-            sessions[subject] = _Session(subject, connection, receiver)
+            sessions[subject] = _Session(subject, connection, receiver, carrier)
         yield sessions
 
 

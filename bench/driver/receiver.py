@@ -73,14 +73,14 @@ class Receiver:
 
 
 def emit(connection, statement, numbers, rate):
-    """{number: (before COMMIT, after COMMIT)} in nanoseconds; one event each 1/rate seconds. `statement` takes an event key
-    and a payload, which is the event's number."""
+    """{number: (before COMMIT, after COMMIT)} in nanoseconds; one event each 1/rate seconds. `statement` takes `key`
+    and `payload`, which is the event's number."""
     times = {}
     start = time.monotonic()
     with connection.cursor() as sql:
         for turn, number in enumerate(numbers):
             time.sleep(max(0.0, start + turn / rate - time.monotonic()))
-            sql.execute(statement, (f"e{number}", str(number)))
+            sql.execute(statement, {"key": f"e{number}", "payload": str(number)})
             before = time.monotonic_ns()
             connection.commit()
             times[number] = before, time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""The hand-written relay of (b): LISTEN, claim, post, mark, in Node.js."""
+"""Programs that post events to a URL: the hand-written relay of (b), in Node.js, and a consumer of PgQ."""
 import contextlib
 import os
 import shutil
@@ -18,13 +18,20 @@ def install(cluster, database):
     cluster.sql((SQL / "handwritten/notify.sql").read_text(), database=database)
 
 
-@contextlib.contextmanager
 def running(cluster, database, url, *, batch, in_flight):
-    """Until the block ends."""
+    """The relay in Node.js, until the block ends."""
+    return _process(cluster, database, ["node", build.TOP / "bench/relay/relay.js", url, str(batch), str(in_flight)])
+
+
+def pgq_running(cluster, database, url):
+    return _process(cluster, database, [build.TOP / "bench/relay/pgq.py", url, "orders", "relay"])
+
+
+@contextlib.contextmanager
+def _process(cluster, database, command):
     process = subprocess.Popen(
-        ["node", build.TOP / "bench/relay/relay.js", url, str(batch), str(in_flight)],
-        env={**os.environ, "NODE_PATH": str(build.node_driver()), "PGHOST": str(cluster.directory),
-             "PGPORT": str(cluster.port), "PGUSER": "postgres", "PGDATABASE": database, "PGAPPNAME": "relay"})
+        command, env={**os.environ, "NODE_PATH": str(build.node_driver()), "PGHOST": str(cluster.directory),
+                      "PGPORT": str(cluster.port), "PGUSER": "postgres", "PGDATABASE": database, "PGAPPNAME": "relay"})
     try:
         yield
         if process.poll() is not None:
