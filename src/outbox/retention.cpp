@@ -22,12 +22,15 @@ struct Shard {
 
 constinit pg::Statement select_shards{
     "SELECT destination, shard FROM @.outbox_shards JOIN @.outbox_destinations USING (destination)"
-    " WHERE lost_at IS NULL ORDER BY destination, shard",
-    {}};
+    " WHERE $1 OR lost_at IS NULL ORDER BY destination, shard",
+    {BOOLOID}};
 
+// Whoever is just altering it may be about to drop it. He is not waited for.
 constinit pg::Statement update_lost{
     "UPDATE @.outbox_destinations SET paused = true, lost_at = clock_timestamp()"
-    " WHERE destination = $1 AND lost_at IS NULL RETURNING name",
+    " WHERE destination = (SELECT destination FROM @.outbox_destinations"
+    "                       WHERE destination = $1 AND lost_at IS NULL FOR UPDATE SKIP LOCKED) RETURNING "
+    "name",
     {INT4OID}};
 
 // While the event itself is kept, its parked row tells when it was sent.
@@ -42,10 +45,12 @@ TimestampTz cutoff() {
   return GetCurrentTimestamp() - static_cast<int64>(settings::outbox_retention) * USECS_PER_SEC;
 }
 
-Shard *all_shards(uint64 *count) {
+enum class Lost { kToo, kNot };
+
+Shard *all_shards(Lost lost, uint64 *count) {
   MemoryContext memory = CurrentMemoryContext;
   return pg::spi([&] {
-    *count = select_shards.run({});
+    *count = select_shards.run({pg::value(lost == Lost::kToo)});
     auto *list = static_cast<Shard *>(MemoryContextAlloc(memory, (*count + 1) * sizeof(Shard)));
     for (uint64 i = 0; i < *count; ++i) list[i] = {pg::Row(i).int32_at(1), pg::Row(i).int32_at(2)};
     return list;
@@ -75,7 +80,7 @@ int64 passed_position(const Shard &s, TimestampTz time) {
 // The destination that is furthest behind, of those that keep the piece; 0: none does.
 int32 worst_laggard(const storage::SealedPiece &piece, TimestampTz time) {
   uint64 count;
-  const Shard *shards = all_shards(&count);
+  const Shard *shards = all_shards(Lost::kNot, &count);
   int32 worst = 0;
   int64 lowest = piece.sealed_position;
   for (uint64 i = 0; i < count; ++i) {
@@ -152,7 +157,7 @@ storage::Turn release_progress(const storage::SealedPiece &piece) {
   if (piece.sealed_position > storage::position_before_log() + 1) return storage::Turn::kNothing;
   const pg::Extension &e = pg::extension();
   uint64 count;
-  const Shard *shards = all_shards(&count);
+  const Shard *shards = all_shards(Lost::kToo, &count);
   for (uint64 i = 0; i < count; ++i)
     if (!lock_at_once(shards[i])) return storage::Turn::kBlocked;
   for (uint64 i = 0; i < count; ++i) {

@@ -298,6 +298,7 @@ def test_a_piece_is_left_when_it_is_large_enough(server, db):
             assert states(db, "log") == ["filled", "active"]
 
 
+@pytest.mark.slow
 def test_a_worker_turns_the_rings_by_itself(server, db):
     """Also past a destination that gets nothing, whose progress is told for retention's sake alone."""
     session = db.connect()
@@ -454,6 +455,41 @@ def test_a_record_that_lives_long_keeps_its_piece(db):
     assert save(short, "long") == "replay"
     db.sql("SELECT idem_forget('long')")
     assert save(short, "long") == "new"
+
+
+def test_a_lost_destination_does_not_stop_anything_else(server, db):
+    """Where it stood is copied forward like the place of any other: consent and acknowledgements come across it."""
+    session = db.connect()
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    db.sql("SELECT outbox_create_destination('dead', 'pull', start_at => 'earliest')")
+    fill(db, 1)
+    batch, = db.sql("SELECT batch FROM outbox_fetch('dead')")[0]
+    db.sql("SELECT outbox_emit(NULL, 'big' || i, 't', to_jsonb(i::text || repeat('x', 1000))) FROM generate_series(1, 2000) i")
+    db.sql("SELECT outbox_emit(NULL, 'wide' || i, 't', (SELECT jsonb_agg(random()) FROM generate_series(1, 200 + i * 0))) FROM generate_series(1, 400) i")
+    fetch_all(db, "d")
+    seal(db, "log")
+    fill(db, 1, "next")
+    with setting(server, "retrysafe.max_retained_bytes", "1MB", session):
+        busy = begin(db)
+        run(busy, "SELECT FROM outbox_destinations WHERE name = 'dead' FOR UPDATE")  # as outbox_alter_destination does
+        cleaner = Pending(db, "SELECT outbox_cleanup()")
+        assert not cleaner.blocks()
+        cleaner.close()
+        busy.rollback()
+        turn_until(db, "log", lambda: fetch_all(db, "d") is not None and copies(db, "big1") == 0)
+    assert db.sql("SELECT name FROM outbox_status WHERE state = 'lost'") == [("dead",)]
+    for n in range(12):
+        fill(db, 1, f"n{n}-")
+        fetch_all(db, "d")
+        settle(db, "log")
+    assert sqlstate_of(db.sql, "SELECT * FROM outbox_fetch('dead')") == "RS218"
+    assert sqlstate_of(db.sql, "SELECT outbox_ack(%s)", batch) in (None, "RS210", "RS218")
+    db.sql("SELECT outbox_consent('fork')")
+    fill(db, 1, "after")
+    assert fetch_all(db, "d") == ["after1"]
+    db.sql("SELECT outbox_drop_destination('dead')")
+    db.sql("SELECT outbox_create_destination('dead', 'pull', start_at => 'earliest')")
+    assert "after1" in fetch_all(db, "dead")
 
 
 # --- one event per event key, one execution per key, on both sides of a turn ---
@@ -1235,7 +1271,7 @@ def test_the_extension_goes_while_a_ring_turns(db):
     for thread in threads:
         thread.start()
     try:
-        for _ in range(8):
+        for _ in range(4):
             done = sqlstate_of(db.sql, "DROP EXTENSION retrysafe")
             assert done in (None, "40P01")
             if not done:
