@@ -39,16 +39,20 @@ Ring ring_of(Row *rows, int count) {
   return ring;
 }
 
-// Under one MVCC snapshot: a row that is just being updated must not be missed. A catalog snapshot can be had
-// in every transaction, a parallel one included.
+// As one MVCC snapshot sees them: a row that is just being updated must not be missed. The rows are compared
+// with it one by one, since a scan under it would take predicate locks in a SERIALIZABLE transaction. A
+// catalog snapshot can be had in every transaction, a parallel one included.
 void read_state() {
   Row rows[kRings][pg::kRingPieces];
   int counts[kRings]{};
   Relation table = table_open(pg::extension().ring_pieces, AccessShareLock);
-  SysScanDesc scan = systable_beginscan(table, InvalidOid, false, nullptr, 0, nullptr);
-  for (HeapTuple tuple; HeapTupleIsValid(tuple = systable_getnext(scan));) {
+  const Snapshot snapshot = RegisterSnapshot(GetCatalogSnapshot(RelationGetRelid(table)));
+  TupleTableSlot *slot = table_slot_create(table, nullptr);
+  TableScanDesc scan = pg::begin_table_scan(table, SnapshotAny);
+  while (table_scan_getnextslot(scan, ForwardScanDirection, slot)) {
+    if (!table_tuple_satisfies_snapshot(table, slot, snapshot)) continue;
     bool null;
-    const auto column = [&](AttrNumber n) { return heap_getattr(tuple, n, RelationGetDescr(table), &null); };
+    const auto column = [&](AttrNumber n) { return slot_getattr(slot, n, &null); };
     const char *name = TextDatumGetCString(column(ring_column::kRing));
     for (int i = 0; i < kRings; ++i) {
       if (std::strcmp(name, name_of(RingName{static_cast<uint8>(i)})) != 0) continue;
@@ -60,7 +64,9 @@ void read_state() {
       row.retired = DatumGetBool(column(ring_column::kRetired));
     }
   }
-  systable_endscan(scan);
+  table_endscan(scan);
+  ExecDropSingleTupleTableSlot(slot);
+  UnregisterSnapshot(snapshot);
   table_close(table, AccessShareLock);
   for (int i = 0; i < kRings; ++i) state.rings[i] = ring_of(rows[i], counts[i]);
 }
@@ -107,8 +113,8 @@ const Ring &ring(RingName name) {
 }
 
 // A turn of the ring between the two would show in the one and not in the other: rows of a new piece, or
-// those that were copied out of a retired one. That is not emptied while somebody has a snapshot that does not
-// see the copies (rotation.hpp).
+// those that were copied out of a retired one. That is not emptied while somebody has a snapshot that does
+// not see the copies (rotation.hpp).
 RingView open_view(RingName name) {
   for (;;) {
     CHECK_FOR_INTERRUPTS();

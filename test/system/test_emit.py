@@ -190,6 +190,18 @@ def test_serializable_transactions_with_different_event_keys(db):
     assert len(event_keys(db)) == 800
 
 
+def test_serializable_transactions_are_not_tied_to_others_by_what_was_read(db):
+    """Without predicate locks of ours they cannot abort each other because of us. In a new session, which reads all
+    that others have in memory."""
+    c = db.connect(autocommit=False)
+    c.set_session(isolation_level="SERIALIZABLE")
+    run(c, "SELECT idem_begin('k', 'h'), idem_peek('other')")
+    run(c, "SELECT outbox_emit('k', 'e', 't', '1'), outbox_emit('k', 'd', 't', '1', deliver_after => '2100-01-01')")
+    run(c, "SELECT outbox_cancel('d'), idem_complete('k', '1'), idem_forget('other')")
+    assert run(c, "SELECT relation::regclass::text FROM pg_locks WHERE mode = 'SIReadLock' AND pid = pg_backend_pid()") == []
+    c.commit()
+
+
 @pytest.mark.parametrize("encoding, bytes, sqlstate", [("SQL_ASCII", "61ff", "22021"), ("EUC_JP", "61a9a1", "22P05")])
 def test_what_has_no_form_in_utf8_is_refused(server, encoding, bytes, sqlstate):
     """Nobody could take such an event, and all others would wait behind it."""
