@@ -170,7 +170,8 @@ bool retention_waits(const PassedOver &memory, int32 destination, int32 shard, c
   const int64 position = storage::ring(storage::RingName::kLog).waiting_position;
   if (position == 0 || memory.done->floor < position) return false;
   const StoredWindow *stored = load_window(destination, shard, cursor.window_no);
-  return stored && stored->snapshot.floor < position;
+  const bool half_read = stored && cursor.position < stored->snapshot.ceiling;  // as far as is recorded
+  return stored && (half_read || stored->snapshot.floor < position);
 }
 
 bool progress_is_due(const Destination &d, int32 shard, const Cursor &cursor, OpenWindow *done) {

@@ -881,6 +881,21 @@ def test_a_shard_that_rests_while_others_work(db, era):
     assert fetch_all(db, "d") == ["last1"]
 
 
+def test_the_end_of_a_window_without_events_is_told_for_retention(db):
+    """The last events of its window were recorded, and behind them are only those of another shard."""
+    db.sql("SELECT outbox_create_destination('d', 'pull', event_types => '{wanted}')")
+    fill(db, 1, "before")
+    seal(db, "log")
+    db.sql("SELECT outbox_emit(NULL, 'a', 'wanted', '{}')")
+    fill(db, 3, "unwanted")
+    rows = db.sql("SELECT batch, event_key FROM outbox_fetch('d', 1)")
+    assert [key for _, key in rows] == ["a"]
+    db.sql("SELECT outbox_ack(%s)", rows[0][0])
+    assert fetch_all(db, "d") == []
+    settle(db, "log")
+    assert copies(db, "before1") == 0
+
+
 def test_a_batch_in_hand_while_its_progress_is_retired(db):
     idle_shard(db)
     fill(db, 3)

@@ -182,7 +182,7 @@ class Run:
     def cleaner(self, function):
         c = self.db.connect()
         while self.turning:
-            self.counts["steps"] += run(c, f"SELECT {function}()")[0][0]
+            self.counts[function] += run(c, f"SELECT {function}()")[0][0]
 
     def settings(self):
         """Retention changes while the rings turn."""
@@ -254,7 +254,14 @@ def test_rings_turn_under_load(db, seed):
             eventually(lambda: all_keys <= {row[1] for row in w.delivered["pull"]} and all_keys <= set(worker.delivered()), 60,
                        "events are lost")
             # When all is delivered the rings empty themselves, but for what came last.
-            eventually(lambda: db.value("SELECT count(*) FROM outbox_log") == 0, 30, f"the log stays: {ring(db, 'log')}")
+            try:
+                eventually(lambda: db.value("SELECT count(*) FROM outbox_log") == 0, 30)
+            except AssertionError:
+                where = db.sql("""SELECT d.name, h.*, outbox_passed_position(h.destination, h.shard), b.*
+                                    FROM outbox_shards h JOIN outbox_destinations d USING (destination),
+                                         LATERAL (SELECT * FROM outbox_batches n WHERE n.destination = h.destination
+                                                     AND n.shard = h.shard ORDER BY seq DESC LIMIT 1) AS b""")
+                raise AssertionError(f"the log stays: {db.sql('SELECT * FROM ring_pieces')} {ring(db, 'log')} {where}") from None
     finally:
         w.turning = False
         w.join()
