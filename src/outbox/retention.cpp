@@ -92,15 +92,6 @@ int32 worst_laggard(const storage::SealedPiece &piece, TimestampTz time) {
   return worst;
 }
 
-int64 bytes_of_log() {
-  const storage::Ring &ring = storage::ring(storage::RingName::kLog);
-  int64 bytes = 0;
-  for (int i = 0; i < ring.count; ++i)
-    bytes += DatumGetInt64(DirectFunctionCall1(
-        pg_total_relation_size, ObjectIdGetDatum(pg::extension().outbox_log_pieces[ring.pieces[i]])));
-  return bytes;
-}
-
 // Loudly: its events are not delivered any more, and those that are removed never will be.
 void give_up(int32 destination) {
   pg::spi([&] {
@@ -117,7 +108,8 @@ storage::Turn release_log(const storage::SealedPiece &piece) {
   const TimestampTz time = cutoff();
   if (piece.sealed_at > time) return storage::Turn::kNothing;
   // Only where nothing but a destination keeps it: giving one up would not make the log smaller otherwise.
-  if (settings::max_retained_bytes > 0 && bytes_of_log() > int64{settings::max_retained_bytes} << 20)
+  if (settings::max_retained_bytes > 0 &&
+      storage::bytes_in_use(storage::RingName::kLog) > int64{settings::max_retained_bytes} << 20)
     if (const int32 laggard = worst_laggard(piece, DT_NOEND)) give_up(laggard);
   return worst_laggard(piece, time) == 0 ? storage::Turn::kDone : storage::Turn::kNothing;
 }

@@ -72,8 +72,8 @@ bool try_to_lock(const RingKeeper &keeper, int piece, LOCKMODE mode) {
   return true;
 }
 
-int64 bytes_of_piece(const RingKeeper &keeper, int piece) {
-  const RingTables tables = tables_of(keeper.ring);
+int64 bytes_of_piece(RingName ring, int piece) {
+  const RingTables tables = tables_of(ring);
   int64 bytes = 0;
   for (int i = 0; i < tables.count; ++i)
     bytes += DatumGetInt64(
@@ -183,7 +183,7 @@ bool is_full(const RingKeeper &keeper, const Piece &active) {
   const int piece = piece_of(active.generation);
   if (!has_rows(keeper, piece)) return false;
   return GetCurrentTimestamp() - active.since >= keeper.max_age_us ||
-         bytes_of_piece(keeper, piece) >= keeper.max_bytes;
+         bytes_of_piece(keeper.ring, piece) >= keeper.max_bytes;
 }
 
 Turn next_step(const RingKeeper &keeper) {
@@ -226,6 +226,13 @@ bool may_turn_here() {
   pg::warn(kWrongIsolation, "Call the function by itself, outside of a transaction block.",
            "the rings are not turned inside of a transaction block");
   return false;
+}
+
+int64 bytes_in_use(RingName name) {
+  const Ring &pieces = ring(name);
+  int64 bytes = 0;
+  for (int i = 0; i < pieces.count; ++i) bytes += bytes_of_piece(name, pieces.pieces[i]);
+  return bytes;
 }
 
 int64 position_before_log() {

@@ -62,4 +62,7 @@ bool may_turn_here();
 // excepted.
 int64 position_before_log();
 
+// Size on disk of the pieces in use, with their indexes.
+int64 bytes_in_use(RingName ring);
+
 }  // namespace retrysafe::storage
