@@ -1,4 +1,4 @@
-"""Builds, measures what was asked for, and writes the report."""
+"""Builds retrysafe as users do, measures it beside what else is used for the same work, and writes a report."""
 import argparse
 import pathlib
 import random
@@ -6,40 +6,32 @@ import subprocess
 import sys
 import traceback
 
-from driver import build, drains, http, latency, memory, micro, report, retention, start, wakeup, writes
+from driver import build, drains, ending, http, latency, memory, micro, report, retention, start, wakeup, writes
 from driver.goals import GOALS
-from driver.results import Result
+from driver.results import Result, Table
 from driver.run import Run
 
-# Which module measures which goals; goals of one module share a server and what was loaded into it.
-MODULES = {
-    writes: ("W1", "W2", "W3"),
-    drains: ("D1", "D2"),
-    start: ("D3",),
-    latency: ("L1", "L2"),
-    wakeup: ("L3",),
-    http: ("H1",),
-    retention: ("R1",),
-    memory: ("M1",),
-}
+# What is measured together. Each part has a server of its own, and one that fails costs the others nothing.
+PARTS = (
+    (("W1", "W2"), writes.new_requests),
+    (("W3",), writes.replays),
+    (("D1",), drains.backlog),
+    (("D2",), drains.held_snapshot),
+    (("D3",), start.measure),
+    (("L1",), latency.idle),
+    (("L2",), latency.busy),
+    (("L3",), wakeup.measure),
+    (("H1",), http.measure),
+    (("R1",), retention.measure),
+    (("M1",), memory.measure),
+)
 
 MICRO = "MICRO"     # no goal: the micro-benchmarks
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small numbers, under 5 minutes")
-    parser.add_argument("--only", metavar="GOALS", help="these goals, separated by commas: " + ", ".join([*GOALS, MICRO]))
-    parser.add_argument("--rounds", type=int, help="default: 5; with --quick 1, or 2 of some goals")
-    parser.add_argument("--seed", type=int, default=random.randrange(2 ** 31), help="of the random keys; default: random")
-    parser.add_argument("--output", type=pathlib.Path, metavar="DIR",
-                        help="default: docs/benchmarks, or build/bench with --quick or --only")
-    arguments = parser.parse_args()
-    goals = arguments.only.upper().split(",") if arguments.only else [*GOALS] + ([] if arguments.quick else [MICRO])
-    unknown = [name for name in goals if name not in (*GOALS, MICRO)]
-    if unknown:
-        parser.error(f"unknown goals: {', '.join(unknown)}")
-
+    arguments, goals = _arguments()
+    ending.by_signals()
     rounds = arguments.rounds or (5 if not arguments.quick else 2 if arguments.only else 1)
     run = Run(arguments.quick, goals, rounds, arguments.seed)
     run.say("building as users do")
@@ -50,24 +42,67 @@ def main():
     folder = arguments.output or build.TOP / ("build/bench" if partial else "docs/benchmarks")
     commit = subprocess.run(["git", "-C", build.TOP, "describe", "--always", "--dirty"], capture_output=True, text=True).stdout
     how = [f"commit {commit.strip()}; {rounds} rounds, seed {arguments.seed}" + (", small sizes (`--quick`)" if run.quick else "")]
-    for module, names in MODULES.items():
-        if run.wants(*names):
-            run.say(", ".join(name for name in names if run.wants(name)))
+    exit_code = 0
+    try:
+        for names, measure in PARTS:
+            if run.wants(*names):
+                wanted = list(filter(run.wants, names))
+                run.say(", ".join(wanted))
+                try:
+                    measured = measure(run)
+                    results.update({name: measured[name] for name in wanted})
+                except Exception as error:
+                    traceback.print_exc()
+                    results.update({name: Result(failure=_reason(error)) for name in wanted})
+                report.write(folder, results, extra_tables, how)
+        if run.wants(MICRO):
             try:
-                results.update({name: result for name, result in module.measure(run).items() if run.wants(name)})
-            except Exception as error:          # the others are measured all the same
+                extra_tables += micro.measure(run)
+            except Exception as error:
                 traceback.print_exc()
-                for name in filter(run.wants, names):
-                    results[name].missing.append(str(error).partition("\n")[0])
+                extra_tables.append(Table(micro.TITLE, ["failed"], [[_reason(error)]]))
+                exit_code = 1
             report.write(folder, results, extra_tables, how)
-    if run.wants(MICRO):
-        extra_tables += micro.measure(run)
+    except ending.Ended as end:
+        exit_code = end.exit_code
+        results = {name: Result(failure=str(end)) if result.mark == "not measured" else result for name, result in results.items()}
         report.write(folder, results, extra_tables, how)
     report.print_results(results, extra_tables)
-    unmeasured = [name for name, result in results.items() if result.mark == "not measured"]
+    failed = [name for name, result in results.items() if result.mark == "failed"]
     reached = sum(result.mark == "pass" for result in results.values())
-    print(f"\n{reached} of {len(results)} goals reached, {len(unmeasured)} not measured; {folder}/README.md")
-    return 1 if unmeasured else 0
+    print(f"\n{reached} of {len(results)} goals reached; failed: {', '.join(failed) or 'none'}; {folder}/README.md")
+    return exit_code or bool(failed)
 
 
-sys.exit(main())
+def _arguments():
+    """What the command line says, and the goals that it names."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="\n".join(
+            ["goals:", *(f"  {name:<6}{goal.work}" for name, goal in GOALS.items()), f"  {MICRO:<6}the C++ parts that know no server",
+             "", "The exit code says whether everything ran, not how fast it was."]))
+    parser.add_argument("--quick", action="store_true", help="small numbers, under 5 minutes")
+    parser.add_argument("--only", metavar="GOAL", nargs="+", help="these goals and no others: --only W1 D2, or --only W1,D2")
+    parser.add_argument("--rounds", type=int, help="default: 5; with --quick 1, or 2 of some goals")
+    parser.add_argument("--seed", type=int, default=random.randrange(2 ** 31), help="of the random keys; default: random")
+    parser.add_argument("--output", type=pathlib.Path, metavar="DIR",
+                        help="default: docs/benchmarks, or build/bench with --quick or --only")
+    arguments = parser.parse_args()
+    if not arguments.only:
+        return arguments, [*GOALS] + ([] if arguments.quick else [MICRO])
+    goals = [name for names in arguments.only for name in names.upper().split(",") if name]
+    unknown = [name for name in goals if name not in (*GOALS, MICRO)]
+    if unknown or not goals:
+        parser.error(f"unknown goals: {', '.join(unknown)}; there are {', '.join([*GOALS, MICRO])}")
+    return arguments, goals
+
+
+def _reason(error):
+    """One line for a table."""
+    line = (str(error) or type(error).__name__).partition("\n")[0]
+    return line.replace("|", "\\|")
+
+
+try:
+    sys.exit(main())
+except ending.Ended as end:         # before there was anything to report
+    sys.exit(end.exit_code)

@@ -8,7 +8,7 @@ import tempfile
 
 import psycopg2
 
-from driver import build
+from driver import build, ending
 
 # Beside the server's defaults. No checkpoint falls into a measurement (each begins with one), and WAL is written as in
 # production: fsync and full_page_writes on. Autovacuum is that of a default server.
@@ -29,18 +29,25 @@ class Cluster:
         self.directory = pathlib.Path(self._folder.name) / "cluster"
 
     def __enter__(self):
-        self._script("start", *(f"{name} = {value}" for name, value in self.settings.items()))
-        self._read_address()
+        try:
+            self._script("start", *(f"{name} = {value}" for name, value in self.settings.items()))
+            self._read_address()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
-        if self.directory.exists():
-            self._script("stop")
-        self._folder.cleanup()
+        with ending.deferred():
+            if self.directory.exists():
+                self._script("stop")
+            self._folder.cleanup()
 
     def _script(self, command, *arguments):
-        subprocess.run([build.COPY / "scripts/cluster", command, self.directory, *arguments], check=True, cwd="/",
-                       env={**os.environ, "RETRYSAFE_BUILT": "1"})
+        # A session of its own: Ctrl-C in the terminal is for this program, which stops the server itself.
+        with ending.deferred():
+            subprocess.run([build.COPY / "scripts/cluster", command, self.directory, *arguments], check=True, cwd="/",
+                           env={**os.environ, "RETRYSAFE_BUILT": "1"}, start_new_session=True)
 
     def restart(self, while_down=lambda: None):
         """`while_down`: called between the end of the old server and the start of the new one."""
@@ -51,8 +58,9 @@ class Cluster:
 
     def _pg_ctl(self, command):
         as_user = ["runuser", "-u", "postgres", "--"] if os.getuid() == 0 else []
-        subprocess.run([*as_user, self.bindir() / "pg_ctl", "-D", self.directory / "data", "-l", self.directory / "log", "-w",
-                        command], check=True, stdout=subprocess.DEVNULL, cwd="/")
+        with ending.deferred():
+            subprocess.run([*as_user, self.bindir() / "pg_ctl", "-D", self.directory / "data", "-l", self.directory / "log", "-w",
+                            command], check=True, stdout=subprocess.DEVNULL, cwd="/", start_new_session=True)
 
     def _read_address(self):
         lines = (self.directory / "data/postmaster.pid").read_text().splitlines()
@@ -70,9 +78,11 @@ class Cluster:
     def connect(self, database="postgres", autocommit=True):
         connection = psycopg2.connect(self.dsn(database))
         connection.autocommit = autocommit
+        ending.connections.add(connection)
         try:
             yield connection
         finally:
+            ending.connections.discard(connection)
             connection.close()
 
     def sql(self, query, parameters=None, database="postgres"):

@@ -12,15 +12,6 @@ D1_BATCH, D1_TICK = 500, 10_000
 D2_BATCH, D2_ROUND = 100, 10_000
 
 
-def measure(run):
-    results = {}
-    if run.wants("D1"):
-        results["D1"] = _backlog(run)
-    if run.wants("D2"):
-        results["D2"] = _held_snapshot(run)
-    return results
-
-
 @contextlib.contextmanager
 def _prepared(queues_wanted, batch):
     """A cluster with those queues that can be had: yields ({queue: connection}, cluster, what is missing)."""
@@ -32,7 +23,7 @@ def _prepared(queues_wanted, batch):
         yield connections, cluster, missing
 
 
-def _backlog(run):
+def backlog(run):
     pending = run.size(full=500_000, quick=50_000)
     with _prepared(queues.with_relay(), D1_BATCH) as (connections, cluster, missing):
         speed = {queue: [] for queue in connections}
@@ -54,14 +45,14 @@ def _backlog(run):
         checks.append(Check(f"to (c) {over_c}", over_c.value >= 2))
     else:
         checks.append(Check("to (c): not measured", None))
-    return Result(
+    return {"D1": Result(
         measured=[f"{label}: {rate(median(values))}" for label, values in by_label.items()],
         checks=checks, missing=missing,
         settings=f"synchronous_commit = off (workers record synchronously all the same); {pending:,} events, {D1_BATCH} in a batch, {D1_TICK:,} between two ticks of PgQ",
-        charts=[Bars("D1: events drained per second", "1/s", by_label)])
+        charts=[Bars("D1: events drained per second", "1/s", by_label)])}
 
 
-def _held_snapshot(run):
+def held_snapshot(run):
     rounds, budget = run.size(full=100, quick=10), run.size(full=200, quick=8)
     with _prepared(queues.every(), D2_BATCH) as (connections, cluster, missing), contextlib.ExitStack() as at_end:
         for queue in connections:
@@ -98,10 +89,10 @@ def _held_snapshot(run):
             checks += [Check(f"{queue.label}: last to first {last / first:.2f}", last / first >= 0.95),
                        Check(f"{queue.label}: {dead[queue]:,} dead rows", dead[queue] < 1_000),
                        Check(f"{queue.label}: {over_b:.1f} times (b) after {common * D2_ROUND:,} events", over_b >= 7)]
-    return Result(
+    return {"D2": Result(
         measured=measured, checks=checks, missing=missing,
         settings=f"synchronous_commit = off (workers record synchronously all the same); draining is judged; first and last: medians of up to 10 rounds; references stop "
                  f"after {budget} s of draining; the worker is paused while events are emitted",
         charts=[Lines("D2: draining rounds of 10,000 events while a snapshot is held", "events so far", "events per second",
                       {queue.label: [((number + 1) * D2_ROUND, value) for number, value in enumerate(speed)]
-                       for queue, speed in drains.items()})])
+                       for queue, speed in drains.items()})])}

@@ -11,6 +11,7 @@ from driver.receiver import Receiver, emit
 from driver.results import Bars, Check, Result
 
 RATE, BUSY_RATE, WARM_UP = 100, 2_000, 100
+SETTINGS = "synchronous_commit = on"
 OURS, BY_HAND, PGQ = "retrysafe", "(b) with NOTIFY, relay in Node.js", "(c) PgQ, ten ticks a second"
 _EMIT = {
     OURS: "SELECT retrysafe.outbox_emit(NULL, %(key)s, 'measured', %(payload)s)",
@@ -25,8 +26,7 @@ _PENDING = {
 }
 
 
-def measure(run):
-    results = {}
+def idle(run):
     with Cluster() as cluster:
         candidates = {OURS: subjects.RUN, PGQ: subjects.PGQ}
         if relay.available():
@@ -39,48 +39,40 @@ def measure(run):
             missing.append(relay.MISSING)
         if PGQ in databases:
             cluster.sql("SELECT pgq.set_queue_config('orders', 'ticker_max_count', '1')", database=databases[PGQ])
-        if run.wants("L1"):
-            results["L1"] = _idle(run, cluster, databases)
-            results["L1"].missing = missing
-        if run.wants("L2"):
-            subjects.RUN.create(cluster, "busy")
-            results["L2"] = _busy(run, cluster, "busy")
-    for result in results.values():
-        result.settings = "synchronous_commit = on"
-    return results
-
-
-def _idle(run, cluster, databases):
-    with _sessions(cluster, databases) as sessions:
-        for number in run.rounds("L1"):
-            for name in run.turn(list(sessions), number):
-                sessions[name].round(run.size(full=1_000, quick=200))
-        rounds = {name: session.finish() for name, session in sessions.items()}
+        with _sessions(cluster, databases) as sessions:
+            for number in run.rounds("L1"):
+                for name in run.turn(list(sessions), number):
+                    sessions[name].round(run.size(full=1_000, quick=200))
+            rounds = {name: session.finish() for name, session in sessions.items()}
     middle, high = _percentile(rounds, 50), _percentile(rounds, 99)
-    return Result(
+    return {"L1": Result(
         measured=[_line(name, middle[name], high[name]) for name in rounds],
         checks=[Check(f"p50 {_range(middle[OURS])}", median(middle[OURS]) < 0.5),
                 Check(f"p99 {_range(high[OURS])}", median(high[OURS]) < 1.5)],
+        missing=missing, settings=SETTINGS,
         charts=[Bars("L1: from COMMIT to receipt", "ms", {f"{name}, {p}": values[name] for name in rounds
-                                                          for p, values in (("p50", middle), ("p99", high))})])
+                                                          for p, values in (("p50", middle), ("p99", high))})])}
 
 
-def _busy(run, cluster, database):
-    cluster.sql((subjects.SQL / "events/worker.sql").read_text(), database=database)
-    # What the requests emit is published too, by the same worker.
-    cluster.sql("SELECT retrysafe.outbox_create_destination('counter', 'null', '{\"parallel\": 1000}')", database=database)
-    with _sessions(cluster, {OURS: database}) as sessions:
-        session = sessions[OURS]
-        with steady(cluster, database, subjects.RUN.request(subjects.NEW), clients=8, rate=BUSY_RATE, seed=run.seed()) as stop:
-            for _ in run.rounds("L2"):
-                session.round(run.size(full=1_000, quick=200))
-            written = len(stop())
-        rounds = {OURS: session.finish()}
+def busy(run):
+    with Cluster() as cluster:
+        subject, database = subjects.RUN, subjects.RUN.name
+        subject.create(cluster)
+        cluster.sql((subjects.SQL / "events/worker.sql").read_text(), database=database)
+        # What the requests emit is published too, by the same worker.
+        cluster.sql("SELECT retrysafe.outbox_create_destination('counter', 'null', '{\"parallel\": 1000}')", database=database)
+        with _sessions(cluster, {OURS: database}) as sessions:
+            session = sessions[OURS]
+            with steady(cluster, database, subject.request(subjects.NEW), clients=8, rate=BUSY_RATE, seed=run.seed()) as stop:
+                for _ in run.rounds("L2"):
+                    session.round(run.size(full=1_000, quick=200))
+                written = len(stop())
+            rounds = {OURS: session.finish()}
     middle, high = _percentile(rounds, 50)[OURS], _percentile(rounds, 99)[OURS]
-    return Result(
+    return {"L2": Result(
         measured=[_line(OURS, middle, high), f"{written:,} requests were written meanwhile"],
-        checks=[Check(f"p99 {_range(high)}", median(high) < 10)],
-        charts=[Bars("L2: from COMMIT to receipt, with 2,000 requests a second beside", "ms", {"p50": middle, "p99": high})])
+        checks=[Check(f"p99 {_range(high)}", median(high) < 10)], settings=SETTINGS,
+        charts=[Bars("L2: from COMMIT to receipt, with 2,000 requests a second beside", "ms", {"p50": middle, "p99": high})])}
 
 
 class _Session:

@@ -5,6 +5,8 @@ import subprocess
 from driver.build import TOP
 from driver.results import Table
 
+TITLE = "Micro-benchmarks of the core"
+
 
 def measure(run):
     """A table, or none where Google Benchmark is not installed."""
@@ -18,5 +20,5 @@ def measure(run):
     rows = [[f"`{one['run_name']}`", f"{one['cpu_time']:,.1f} {one['time_unit']}",
              f"{one['items_per_second'] / 1e6:,.1f} million"]
             for one in json.loads(done.stdout)["benchmarks"] if one["aggregate_name"] == "median"]
-    return [Table("Micro-benchmarks of the core", ["", "CPU", "items per second"], rows,
+    return [Table(TITLE, ["", "CPU", "items per second"], rows,
                  note="Medians. Sources: bench/micro. What is an item: an event, or one question.")]

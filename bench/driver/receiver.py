@@ -8,6 +8,8 @@ import signal
 import socket
 import time
 
+from driver import ending
+
 
 class Receiver:
     """Answers 204 and notes when the request with each number (its body) was there: a child process, which hands its
@@ -20,6 +22,7 @@ class Receiver:
         self.child = os.fork()
         if self.child == 0:
             os.close(reading)
+            ending.ignored()
             arrived = {}
 
             def hand_over(*_):
@@ -28,7 +31,10 @@ class Receiver:
                 os._exit(0)
 
             signal.signal(signal.SIGTERM, hand_over)
-            self._serve(arrived)
+            try:
+                self._serve(arrived)
+            finally:
+                os._exit(1)             # not into what the parent does next
         os.close(writing)
         self.listener.close()
         self.notes = os.fdopen(reading)

@@ -54,7 +54,8 @@ def write(folder, results, extra_tables, how):
 
 
 def _measured(result):
-    return result.measured + [f"not measured: {reason}" for reason in result.missing]
+    return ([f"failed: {result.failure}"] if result.failure else []) + result.measured + [
+        f"not measured: {reason}" for reason in result.missing]
 
 
 def _table(header, rows):

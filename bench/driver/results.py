@@ -39,12 +39,15 @@ class Result:
     measured: list = field(default_factory=list)    # lines of text
     checks: list = field(default_factory=list)
     missing: list = field(default_factory=list)     # references that could not be measured, and why
+    failure: str = ""                               # why there is nothing else here
     settings: str = ""                              # of the server, beside those of every cluster
     charts: list = field(default_factory=list)
     tables: list = field(default_factory=list)
 
     @property
     def mark(self):
+        if self.failure:
+            return "failed"
         if not self.checks:
             return "not measured"
         if any(check.met is False for check in self.checks):

@@ -9,16 +9,18 @@ CLIENTS = 8
 SYNC_OFF = "off"
 
 
-def measure(run):
-    """{goal: Result}; `run` has what the command line asked for."""
-    results = {}
+def new_requests(run):
+    return _beside(run, _new_requests, (*subjects.OURS, subjects.HANDWRITTEN, subjects.BARE, subjects.PGQ))
+
+
+def replays(run):
+    return _beside(run, _replays, (*subjects.OURS, subjects.HANDWRITTEN, subjects.PGQ))
+
+
+def _beside(run, measure, candidates):
     with Cluster(synchronous_commit=SYNC_OFF) as cluster:
-        present, missing = subjects.create_all(
-            cluster, (*subjects.OURS, subjects.HANDWRITTEN, subjects.BARE, subjects.PGQ))
-        if run.wants("W1", "W2"):
-            results.update(_new_requests(run, cluster, present))
-        if run.wants("W3"):
-            results["W3"] = _replays(run, cluster, [s for s in present if s != subjects.BARE])
+        present, missing = subjects.create_all(cluster, candidates)
+        results = measure(run, cluster, present)
     for result in results.values():
         result.settings = f"synchronous_commit = {SYNC_OFF}"
         result.missing = missing
@@ -77,10 +79,10 @@ def _replays(run, cluster, present):
             speed[subject].append(pgbench(cluster, subject.name, script, clients=CLIENTS, each=each, seed=run.seed()).rate)
     best = max(subjects.OURS, key=lambda s: median(speed[s]))
     faster = Ratio(speed[best], speed[subjects.HANDWRITTEN])
-    return Result(
+    return {"W3": Result(
         measured=[f"{s.label}: {rate(median(speed[s]))}" for s in present],
         checks=[Check(str(faster), faster.value >= 1.5)],
-        charts=[Bars("W3: replays per second", "1/s", {s.label: speed[s] for s in present})])
+        charts=[Bars("W3: replays per second", "1/s", {s.label: speed[s] for s in present})])}
 
 
 def _analyze(cluster, present):
