@@ -10,7 +10,7 @@ EXT_VERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" retrysafe.con
 MODULE_big   = retrysafe
 source_list  = $(shell awk '$$1 == "$(1)" { print $$2 }' src/sources.txt)
 core_objects   := $(patsubst %.cpp,%.o,$(call source_list,core))
-server_objects := $(patsubst %.cpp,%.o,$(call source_list,server))
+server_objects := $(patsubst %.cpp,%.o,$(filter %.cpp,$(call source_list,server)))
 OBJS         = $(core_objects) $(server_objects)
 DATA         = $(wildcard src/sql/retrysafe--*--*.sql)
 DATA_built   = src/sql/retrysafe--$(EXT_VERSION).sql
@@ -44,7 +44,7 @@ ifneq ($(filter 14 15,$(shell $(PG_CONFIG) --version | sed 's/[^0-9]*\([0-9]*\).
 PG_CPPFLAGS += -DPGDLLEXPORT='__attribute__((visibility("default")))'
 endif
 exports      = -Wl,--version-script=src/exports.map
-SHLIB_LINK  += $(exports) -lstdc++
+SHLIB_LINK  += $(exports) $(filter -l%,$(call source_list,server)) -lstdc++
 
 # Objects are made again when the flags change: fault points, another server, another compiler.
 flags = $(CXX) $(filter-out -Werror,$(PG_CPPFLAGS) $(PG_CXXFLAGS))

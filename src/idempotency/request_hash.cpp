@@ -80,9 +80,7 @@ bytea *hash_request(Jsonb *request) {
   StringInfoData canonical;
   initStringInfo(&canonical);
   JsonbToCString(&canonical, &request->root, static_cast<int>(VARSIZE(request)));
-  pg::Sha256 sha;
-  sha.update(in_utf8(canonical.data, static_cast<std::size_t>(canonical.len)));
-  const Sha256Digest digest = sha.finish();
+  const Sha256Digest digest = pg::sha256({in_utf8(canonical.data, static_cast<std::size_t>(canonical.len))});
   return to_bytea({reinterpret_cast<const char *>(digest.data()), digest.size()});
 }
 

@@ -11,12 +11,8 @@ namespace retrysafe::outbox {
 
 // In UTF-8, so that the id does not change when the database moves to a server with another encoding.
 Uuid event_id(const Uuid &log, std::string_view scope, std::string_view event_key) {
-  pg::Sha256 sha;
-  sha.update(log.data(), log.size());
-  sha.update(pg::to_utf8(scope));
-  sha.update("\0", 1);
-  sha.update(pg::to_utf8(event_key));
-  return event_id_from_digest(sha.finish());
+  const std::string_view log_bytes{reinterpret_cast<const char *>(log.data()), log.size()};
+  return event_id_from_digest(pg::sha256({log_bytes, pg::to_utf8(scope), {"\0", 1}, pg::to_utf8(event_key)}));
 }
 
 }  // namespace retrysafe::outbox

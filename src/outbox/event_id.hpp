@@ -1,4 +1,4 @@
-// Event ids in the server: core/event_id.hpp with the server's texts and its SHA-256.
+// Event ids in the server: core/event_id.hpp with the server's texts.
 #pragma once
 
 #include "core/event_id.hpp"
