@@ -1,5 +1,6 @@
 // Preloaded into a test server: names under .test resolve to what the file of that name in the folder
-// $RETRYSAFE_TEST_NAMES says: an address; or "none": there is no such name; or "hang": nobody answers for 8 s.
+// $RETRYSAFE_TEST_NAMES says: an address; or "none": there is no such name; or "hang": nobody answers for 8
+// s.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <limits.h>
@@ -11,7 +12,8 @@
 
 typedef int resolver(const char *, const char *, const struct addrinfo *, struct addrinfo **);
 
-int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **result) {
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints,
+                struct addrinfo **result) {
   resolver *const real = (resolver *)dlsym(RTLD_NEXT, "getaddrinfo");
   const char *const folder = getenv("RETRYSAFE_TEST_NAMES");
   const char *const domain = name ? strrchr(name, '.') : NULL;
