@@ -1,8 +1,7 @@
 // What options a kind of destination takes, and whether given ones are good.
 //
-// The lists of the built-in kinds live here and nowhere else: outbox_create_destination checks against them,
-// the view outbox_kind_options shows them, and sinks get every option with its default filled in. Everything
-// here is trivially destructible, so that server code may use it.
+// The lists of the built-in kinds are in core/kinds/. Sinks get every option with its default filled in.
+// Everything here is trivially destructible, so that server code may use it.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +12,11 @@
 #include <string_view>
 
 namespace retrysafe {
+
+// Milliseconds.
+inline constexpr int64_t kSecond = 1000;
+inline constexpr int64_t kMinute = 60 * kSecond;
+inline constexpr int64_t kHour = 60 * kMinute;
 
 enum class OptionType {
   kString,
@@ -64,10 +68,6 @@ struct OptionName {
 };
 
 inline constexpr std::string_view kEnvironmentPrefix = "RETRYSAFE_";
-
-// The list of a built-in kind; nothing for an unknown one.
-std::optional<OptionList> built_in_options(std::string_view kind);
-std::span<const std::string_view> built_in_kinds();
 
 const char *option_type_name(OptionType type);
 std::optional<OptionType> option_type(std::string_view name);

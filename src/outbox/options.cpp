@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "core/kinds/kinds.hpp"
 #include "pg/boundary.hpp"
 #include "pg/statement.hpp"
 #include "settings.hpp"
@@ -330,10 +331,9 @@ bool must_show_a_password(const Destination &destination) {
 const Kind *find_kind(const char *name) {
   auto *kind = static_cast<Kind *>(palloc0(sizeof(Kind)));
   kind->name = pstrdup(name);
-  if (const auto list = built_in_options(name)) {
-    const bool needs_library = strcmp(name, "http") == 0 || strcmp(name, "postgres") == 0;
-    kind->library = needs_library ? psprintf("retrysafe_%s", name) : nullptr;
-    kind->options = *list;
+  if (const BuiltInKind *built_in = find_built_in_kind(name)) {
+    kind->library = built_in->library;
+    kind->options = built_in->options;
     return kind;
   }
   MemoryContext memory = CurrentMemoryContext;
@@ -351,9 +351,9 @@ const Kind *find_kind(const char *name) {
 void raise_unknown_kind(const char *name) {
   StringInfoData known;
   initStringInfo(&known);
-  for (std::string_view kind : built_in_kinds()) {
+  for (const BuiltInKind *kind : built_in_kinds()) {
     if (known.len > 0) appendStringInfoString(&known, ", ");
-    appendBinaryStringInfo(&known, kind.data(), static_cast<int>(kind.size()));
+    appendBinaryStringInfo(&known, kind->name.data(), static_cast<int>(kind->name.size()));
   }
   MemoryContext memory = CurrentMemoryContext;
   pg::spi([&] {
@@ -469,7 +469,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_register_kind) {
               "invalid name of a kind or of its library");
   Jsonb *options = PG_GETARG_JSONB_P(2);
   (void)outbox::parse_list(options, kind);
-  const bool inserted = !built_in_options(kind) && pg::spi([&] {
+  const bool inserted = !find_built_in_kind(kind) && pg::spi([&] {
     return outbox::insert_kind.run({pg::value(kind), pg::value(library), pg::value(options)}) == 1;
   });
   if (!inserted)
@@ -497,6 +497,19 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_unregister_kind) {
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_redacted_options) {
   const outbox::Kind *kind = outbox::find_kind(text_to_cstring(PG_GETARG_TEXT_PP(0)));
   PG_RETURN_JSONB_P(outbox::redacted_options(kind, PG_GETARG_JSONB_P(1)));
+}
+
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_built_in_kinds) {
+  InitMaterializedSRF(fcinfo, 0);
+  auto *result = reinterpret_cast<ReturnSetInfo *>(fcinfo->resultinfo);
+  for (const BuiltInKind *kind : built_in_kinds()) {
+    Datum values[] = {
+        PointerGetDatum(cstring_to_text_with_len(kind->name.data(), static_cast<int>(kind->name.size()))),
+        kind->library ? CStringGetTextDatum(kind->library) : Datum{0}};
+    bool nulls[] = {false, !kind->library};
+    tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
+  }
+  return Datum{0};
 }
 
 // One row for each option that a kind takes.

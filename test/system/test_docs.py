@@ -11,7 +11,8 @@ import pytest
 from conftest import TOP, Database, make_database, run
 
 # Members of the extension that are not for users: views and other functions call them.
-INTERNAL = {"outbox_recorded_at", "outbox_passed_position", "outbox_redacted_options", "outbox_options_of_kind", "outbox_list_workers",
+INTERNAL = {"outbox_recorded_at", "outbox_passed_position", "outbox_redacted_options", "outbox_options_of_kind", "outbox_built_in_kinds",
+            "outbox_list_workers",
             "retrysafe_objects_of", "retrysafe_check_access", "retrysafe_holds"}
 # Settings of test builds only.
 TEST_SETTINGS = {"retrysafe.fault_points"}

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/kinds/kinds.hpp"
+
 namespace retrysafe {
 namespace {
 
@@ -22,25 +24,12 @@ const GivenOption kUrl = text("url", "https://example.com/events");
 // Empty when the options are good, else message and hint.
 std::string problem_of(std::string_view kind, const std::vector<GivenOption> &given) {
   OptionProblem problem;
-  if (check_options(*built_in_options(kind), given, &problem)) return "";
+  if (check_options(find_built_in_kind(kind)->options, given, &problem)) return "";
   return std::string(problem.message) + " | " + problem.hint;
 }
 
 std::string http_problem(const GivenOption &option) {
   return problem_of("http", {kUrl, option});
-}
-
-TEST(OptionList, EveryBuiltInKindHasAConsistentList) {
-  for (std::string_view kind : built_in_kinds()) {
-    const OptionList list = built_in_options(kind).value();
-    for (const OptionDescription &option : list) {
-      OptionProblem problem{};
-      EXPECT_TRUE(check_description(option, &problem)) << kind << ": " << problem.message;
-      EXPECT_FALSE(option.description.empty()) << kind << "." << option.name;
-      EXPECT_EQ(find_option(list, option.name).description, &option) << "named twice";
-    }
-  }
-  EXPECT_FALSE(built_in_options("carrier pigeon"));
 }
 
 TEST(OptionList, RequiredOptionsMustBeGiven) {
@@ -144,7 +133,7 @@ TEST(OptionList, AProblemNeverRepeatsTheValue) {
 }
 
 TEST(OptionList, WhatViewsMustNotShow) {
-  const OptionList list = *built_in_options("http");
+  const OptionList list = find_built_in_kind("http")->options;
   EXPECT_TRUE(is_confidential(find_option(list, "secret")));
   EXPECT_TRUE(is_confidential(find_option(list, "headers")));
   EXPECT_TRUE(is_confidential(find_option(list, "no such option")));

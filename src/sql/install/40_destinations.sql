@@ -58,6 +58,12 @@ AS 'MODULE_PATHNAME', 'retrysafe_outbox_redacted_options';
 COMMENT ON FUNCTION @extschema@.outbox_redacted_options(text, jsonb)
 IS 'options of a destination without what must not be shown, for the views';
 
+CREATE FUNCTION @extschema@.outbox_built_in_kinds()
+RETURNS TABLE (kind text, library text) LANGUAGE c STABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'retrysafe_outbox_built_in_kinds';
+COMMENT ON FUNCTION @extschema@.outbox_built_in_kinds()
+IS 'the kinds of destinations that come with the extension, and the library that delivers to each';
+
 CREATE FUNCTION @extschema@.outbox_options_of_kind(kind text)
 RETURNS TABLE (option text, type text, required boolean, "default" text, min bigint, max bigint, choices text,
                description text)

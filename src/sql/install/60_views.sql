@@ -158,7 +158,7 @@ IS 'upper bound of the events that are not recorded yet: positions behind, wheth
 
 CREATE VIEW @extschema@.outbox_kind_options AS
   SELECT k.kind, k.library, o.*
-    FROM (VALUES ('http', 'retrysafe_http'), ('postgres', 'retrysafe_postgres'), ('function', NULL), ('pull', NULL)
+    FROM (SELECT b.kind, b.library FROM @extschema@.outbox_built_in_kinds() AS b
           UNION ALL
           SELECT r.kind, r.library FROM @extschema@.outbox_kinds r) AS k (kind, library)
     LEFT JOIN LATERAL @extschema@.outbox_options_of_kind(k.kind) AS o ON true;

@@ -1,0 +1,101 @@
+#include "core/kinds/kinds.hpp"
+
+namespace retrysafe::kinds {
+
+namespace {
+
+using enum OptionType;
+
+constexpr OptionDescription options[] = {
+    {.name = "host",
+     .type = kString,
+     .description = "Server to connect to; of several, separated by commas, the first that takes writes.",
+     .required = true,
+     .min = 1,
+     .max = 1024},
+    {.name = "port",
+     .type = kInteger,
+     .description = "Port of the server.",
+     .default_value = "5432",
+     .min = 1,
+     .max = 65535},
+    {.name = "dbname",
+     .type = kString,
+     .description = "Database to connect to.",
+     .required = true,
+     .min = 1,
+     .max = 63},
+    {.name = "user",
+     .type = kString,
+     .description = "Role to connect as.",
+     .required = true,
+     .min = 1,
+     .max = 63},
+    {.name = "password",
+     .type = kSecret,
+     .description = "Password; required unless a superuser made the destination.",
+     .min = 1,
+     .max = 1024},
+    {.name = "sslmode",
+     .type = kEnum,
+     .description = "As in libpq.",
+     .default_value = "prefer",
+     .choices = "disable|allow|prefer|require|verify-ca|verify-full"},
+    {.name = "ca_file",
+     .type = kFile,
+     .description = "Certificates of the authorities to trust (PEM).",
+     .max = 1024},
+    {.name = "inbox_table",
+     .type = kString,
+     .description = "Table of the far side that keeps the events; its unique event_id tells which are new.",
+     .default_value = "public.retrysafe_inbox",
+     .min = 1,
+     .max = 255},
+    {.name = "consumer",
+     .type = kString,
+     .description = "Name under which the inbox remembers them; by default the "
+                    "destination's.",
+     .min = 1,
+     .max = 255},
+    {.name = "inbox_function",
+     .type = kString,
+     .description = "Function(consumer text, event_id text) returning boolean of the far side, in place of "
+                    "the table: true the "
+                    "first time.",
+     .min = 1,
+     .max = 255},
+    {.name = "application_name",
+     .type = kString,
+     .description = "Name of the connection in pg_stat_activity of the far side.",
+     .default_value = "retrysafe",
+     .min = 1,
+     .max = 63},
+    {.name = "function",
+     .type = kString,
+     .description = "Function(event jsonb) of the far side, called once for each new event.",
+     .min = 1,
+     .max = 255},
+    {.name = "connect_timeout",
+     .type = kDuration,
+     .description = "How long connecting to one address may take.",
+     .default_value = "5000",
+     .min = 10,
+     .max = 10 * kMinute},
+    {.name = "statement_timeout",
+     .type = kDuration,
+     .description = "How long one event may take over there.",
+     .default_value = "30000",
+     .min = 10,
+     .max = kHour},
+    {.name = "source",
+     .type = kString,
+     .description = "CloudEvents source; by default retrysafe/DATABASE/SCOPE.",
+     .min = 1,
+     .max = 255},
+};
+
+}  // namespace
+
+constinit const BuiltInKind postgres{.name = "postgres", .library = "retrysafe_postgres", .options = options};
+
+}  // namespace retrysafe::kinds
