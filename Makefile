@@ -25,6 +25,7 @@ SINKS       ?= $(sort $(filter-out core server $(if $(FAULT_POINTS),,null),$(she
 sink_modules = $(foreach sink,$(SINKS),retrysafe_$(sink).so)
 
 EXTRA_CLEAN  = src/sql/retrysafe--$(EXT_VERSION).sql $(sink_modules) build/regress build/isolation \
+               $(wildcard src/sinks/*.o src/sinks/*.d) \
                $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.o src/sinks/$(sink)/*.d)) \
                $(OBJS:.o=.d)
 
@@ -89,4 +90,4 @@ uninstall-sinks:
 	rm -rf '$(DESTDIR)$(includedir_server)/extension/retrysafe'
 .PHONY: install-sinks uninstall-sinks
 
--include $(wildcard $(OBJS:.o=.d) $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.d)))
+-include $(wildcard $(OBJS:.o=.d) src/sinks/*.d $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.d)))
