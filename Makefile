@@ -61,9 +61,9 @@ override with_llvm = no
 PGXS        := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-# The install script is its parts, in the order of their numbers.
-src/sql/retrysafe--$(EXT_VERSION).sql: $(sort $(wildcard src/sql/install/*.sql)) retrysafe.control
-	cat $(filter %.sql,$^) > $@
+# The install script is its parts, in the order of their numbers. The library knows of how many pieces a ring is made.
+src/sql/retrysafe--$(EXT_VERSION).sql: $(sort $(wildcard src/sql/install/*.sql)) retrysafe.control src/pg/extension.hpp
+	sed "s/@ring_pieces@/$$(sed -n 's/.* kRingPieces = \([0-9]*\);.*/\1/p' src/pg/extension.hpp)/g" $(filter %.sql,$^) > $@
 
 # Each destination kind is a library of its own, so that no client library is ever mapped into a user's backend.
 define sink_rule
