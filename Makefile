@@ -69,12 +69,13 @@ src/sql/retrysafe--$(EXT_VERSION).sql: $(sort $(wildcard src/sql/install/*.sql))
 define sink_rule
 sink_objects_$(1) := $$(patsubst %.cpp,%.o,$$(filter %.cpp,$$(call source_list,$(1))) $$(call source_list,core))
 retrysafe_$(1).so: $$(sink_objects_$(1))
-	$$(CXX) -shared $$(LDFLAGS) $$(exports) -o $$@ $$^ $$(filter -l%,$$(call source_list,$(1)))
+	$$(CXX) -shared $$(LDFLAGS) $$(exports) -o $$@ $$(filter %.o,$$^) $$(filter -l%,$$(call source_list,$(1)))
 endef
 $(foreach sink,$(SINKS),$(eval $(call sink_rule,$(sink))))
 src/sinks/postgres/%.o: override CPPFLAGS += -isystem $(shell $(PG_CONFIG) --includedir)
 
 all: $(sink_modules)
+$(MODULE_big).so $(sink_modules): src/exports.map src/sources.txt
 $(OBJS) $(foreach sink,$(SINKS),$(sink_objects_$(sink))): build/flags
 installcheck: | build
 build:
