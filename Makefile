@@ -1,7 +1,7 @@
 # retrysafe: PGXS build.   make · make install · make installcheck
 #
 #   PG_CONFIG=/path/to/pg_config   the server to build for
-#   SINKS="http postgres"          which destination modules to build
+#   SINKS="http postgres"          which destination modules to build; by default those whose client library is here
 #   FAULT_POINTS=1                 test builds: named places that fail on command
 #   WERROR=1                       warnings are errors (what CI does)
 
@@ -21,7 +21,13 @@ ISOLATION_OPTS = --inputdir=test/isolation --outputdir=build/isolation
 REGRESS_OPTS = --outputdir=build/regress
 
 # The null sink misbehaves on command: for tests only.
-SINKS       ?= $(sort $(filter-out core server $(if $(FAULT_POINTS),,null),$(shell awk '$$2 ~ /\.cpp$$/ { print $$1 }' src/sources.txt)))
+ifndef SINKS
+kinds       := $(sort $(filter-out core server $(if $(FAULT_POINTS),,null),$(shell awk '$$2 ~ /\.cpp$$/ { print $$1 }' src/sources.txt)))
+missing_of   = $(foreach package,$(patsubst pkg:%,%,$(filter pkg:%,$(call source_list,$(1)))),$(shell pkg-config --exists $(package) || echo $(package)))
+$(foreach kind,$(kinds),$(eval missing_$(kind) := $(call missing_of,$(kind))))
+$(foreach kind,$(kinds),$(if $(missing_$(kind)),$(info destinations of kind "$(kind)" are left out: pkg-config does not find $(missing_$(kind)))))
+SINKS       := $(foreach kind,$(kinds),$(if $(missing_$(kind)),,$(kind)))
+endif
 sink_modules = $(foreach sink,$(SINKS),retrysafe_$(sink).so)
 
 EXTRA_CLEAN  = src/sql/retrysafe--$(EXT_VERSION).sql $(sink_modules) build/regress build/isolation \
