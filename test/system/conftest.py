@@ -18,7 +18,7 @@ import psycopg2
 import psycopg2.extensions
 import pytest
 
-pytest.register_assert_rewrite("closing")
+pytest.register_assert_rewrite("closing", "brokers.contract")
 import closing  # noqa: E402
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
