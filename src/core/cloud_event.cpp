@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "core/json_string.hpp"
+
 namespace retrysafe {
 
 namespace {
 
 constexpr char kUpperHex[] = "0123456789ABCDEF";
-constexpr char kLowerHex[] = "0123456789abcdef";
 
 std::string attribute_name(std::string_view header) {
   std::string name;
@@ -22,24 +23,6 @@ std::string attribute_name(std::string_view header) {
 bool is_reserved(std::string_view name) {
   constexpr std::string_view reserved[] = {"data", "datacontenttype", "partitionkey", "eventkey", "scope"};
   return std::find(std::begin(reserved), std::end(reserved), name) != std::end(reserved);
-}
-
-void append_json_string(std::string_view text, std::string *out) {
-  *out += '"';
-  for (char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '"' || c == '\\') {
-      *out += '\\';
-      *out += c;
-    } else if (byte < 0x20) {
-      *out += "\\u00";
-      *out += kLowerHex[byte >> 4];
-      *out += kLowerHex[byte & 15];
-    } else {
-      *out += c;
-    }
-  }
-  *out += '"';
 }
 
 }  // namespace
@@ -74,9 +57,9 @@ void CloudEvent::append_json(std::string *out) const {
   char separator = '{';
   for (const Attribute &attribute : attributes_) {
     *out += separator;
-    append_json_string(attribute.name, out);
+    write_json_string(*out, attribute.name);
     *out += ':';
-    append_json_string(attribute.value, out);
+    write_json_string(*out, attribute.value);
     separator = ',';
   }
   if (has_data()) {

@@ -5,6 +5,8 @@
 
 #include <string_view>
 
+#include "core/json_string.hpp"
+
 namespace retrysafe {
 
 // Views without data stand for SQL null.
@@ -21,32 +23,13 @@ struct EventJson {
 };
 
 template <class Out>
-void write_json_string(Out &out, std::string_view text) {
-  if (!text.data()) {
-    out.append(std::string_view("null"));
-    return;
-  }
-  out.append(std::string_view("\""));
-  size_t plain = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const auto c = static_cast<unsigned char>(text[i]);
-    if (c >= 0x20 && c != '"' && c != '\\') continue;
-    out.append(text.substr(plain, i - plain));
-    plain = i + 1;
-    constexpr char digits[] = "0123456789abcdef";
-    const char code[] = {'\\', 'u', '0', '0', digits[c >> 4], digits[c & 15]};
-    const char escaped[] = {'\\', static_cast<char>(c)};
-    out.append(c < 0x20 ? std::string_view(code, sizeof code) : std::string_view(escaped, sizeof escaped));
-  }
-  out.append(text.substr(plain));
-  out.append(std::string_view("\""));
-}
-
-template <class Out>
 void write_event_json(Out &out, const EventJson &event) {
   const auto member = [&](std::string_view name, std::string_view value) {
     out.append(name);
-    write_json_string(out, value);
+    if (value.data())
+      write_json_string(out, value);
+    else
+      out.append(std::string_view("null"));
   };
   const auto raw = [&](std::string_view name, std::string_view json) {
     out.append(name);

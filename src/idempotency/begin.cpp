@@ -3,7 +3,7 @@
 #include "idempotency/claims.hpp"
 #include "idempotency/records.hpp"
 #include "pg/error.hpp"
-#include "pg/json_size.hpp"
+#include "pg/json_text.hpp"
 #include "settings.hpp"
 
 namespace retrysafe::idempotency {
@@ -37,13 +37,6 @@ TimestampTz expiry(TimestampTz completed_at, const Interval *ttl) {
   if (!ttl) return completed_at + settings::idem_retention * USECS_PER_SEC;
   return DatumGetTimestampTz(DirectFunctionCall2(timestamptz_pl_interval, TimestampTzGetDatum(completed_at),
                                                  IntervalPGetDatum(const_cast<Interval *>(ttl))));
-}
-
-// 1.5 and 1.50 are different answers: replays are exact.
-bool same_response(Jsonb *a, Jsonb *b) {
-  if (!a || !b) return a == b;
-  return strcmp(JsonbToCString(nullptr, &a->root, static_cast<int>(VARSIZE(a))),
-                JsonbToCString(nullptr, &b->root, static_cast<int>(VARSIZE(b)))) == 0;
 }
 
 void check_response(Jsonb *response) {
@@ -135,7 +128,7 @@ void complete(const Key &key, Jsonb *response, text *status) {
   const Claim &claim = *find_claim(key);
   if (claim.state == ClaimState::kCompleted) {
     const Record *saved = find_record(key);
-    if (saved && bytes_of(saved->status) == bytes_of(status) && same_response(saved->response, response))
+    if (saved && bytes_of(saved->status) == bytes_of(status) && pg::same_json(saved->response, response))
       return;
     pg::raise(kAlreadyCompleted, "The first answer stands. Complete a key once.",
               "this transaction has completed idempotency key \"%s\" already, with another answer",

@@ -6,6 +6,7 @@
 #include "idempotency/key.hpp"
 #include "pg/digest.hpp"
 #include "pg/error.hpp"
+#include "pg/json_text.hpp"
 
 namespace retrysafe::idempotency {
 
@@ -77,10 +78,8 @@ bool same_bytes(const bytea *a, const bytea *b) {
 }
 
 bytea *hash_request(Jsonb *request) {
-  StringInfoData canonical;
-  initStringInfo(&canonical);
-  JsonbToCString(&canonical, &request->root, static_cast<int>(VARSIZE(request)));
-  const Sha256Digest digest = pg::sha256({in_utf8(canonical.data, static_cast<std::size_t>(canonical.len))});
+  const std::string_view canonical = pg::json_text(request);
+  const Sha256Digest digest = pg::sha256({in_utf8(canonical.data(), canonical.size())});
   return to_bytea({reinterpret_cast<const char *>(digest.data()), digest.size()});
 }
 

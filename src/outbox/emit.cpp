@@ -7,7 +7,7 @@
 #include "outbox/append.hpp"
 #include "outbox/event_key.hpp"
 #include "pg/boundary.hpp"
-#include "pg/json_size.hpp"
+#include "pg/json_text.hpp"
 #include "pg/statement.hpp"
 #include "pg/text.hpp"
 #include "pg/xact_events.hpp"
@@ -159,20 +159,13 @@ void check_encoding(const NewEvent &event) {
        {event.scope, event.idempotency_key, event.event_key, event.event_type, event.ordering_key})
     if (part) (void)pg::to_utf8(pg::bytes_of(part));
   for (Jsonb *part : {event.payload, event.headers})
-    if (part) (void)pg::to_utf8(JsonbToCString(nullptr, &part->root, static_cast<int>(VARSIZE(part))));
+    if (part) (void)pg::to_utf8(pg::json_text(part));
 }
 
 // --- the same event again ----------------------------------------------------------------------------------
 
 bool same_text(const text *a, const text *b) {
   return a && b ? pg::bytes_of(a) == pg::bytes_of(b) : a == b;
-}
-
-// By the canonical text, so that 1.5 and 1.50 differ: consumers see every digit.
-bool same_json(Jsonb *a, Jsonb *b) {
-  if (!a || !b) return a == b;
-  return std::strcmp(JsonbToCString(nullptr, &a->root, static_cast<int>(VARSIZE(a))),
-                     JsonbToCString(nullptr, &b->root, static_cast<int>(VARSIZE(b)))) == 0;
 }
 
 void require_same_content(const NewEvent &event, const FoundEvent &found) {
@@ -183,7 +176,7 @@ void require_same_content(const NewEvent &event, const FoundEvent &found) {
     difference = "ordering key";
   else if (!same_text(event.idempotency_key, found.idempotency_key))
     difference = "idempotency key";
-  else if (!same_json(event.payload, found.payload))
+  else if (!pg::same_json(event.payload, found.payload))
     difference = "payload";
   if (!difference) return;
   pg::raise_detailed(kEventDiffers, psprintf("The %s is different.", difference),

@@ -1,8 +1,11 @@
 #include "outbox/event_reading.hpp"
 
+#include <bit>
 #include <cstring>
 
 #include "outbox/event_id.hpp"
+#include "pg/json_text.hpp"
+#include "pg/text.hpp"
 
 #include "pg/server.hpp"
 
@@ -10,37 +13,49 @@ namespace retrysafe::outbox {
 
 namespace {
 
-const char *text_at(TupleTableSlot *slot, AttrNumber column) {
-  bool null;
-  const Datum value = slot_getattr(slot, column, &null);
-  return null ? nullptr : TextDatumGetCString(value);
-}
+// The columns, as both tables have them one after the other.
+enum Column { kScope, kIdempotencyKey, kEventKey, kEventType, kOrderingKey, kPayload, kHeaders, kCreatedAt };
 
-const char *json_at(TupleTableSlot *slot, AttrNumber column) {
-  bool null;
-  const Datum value = slot_getattr(slot, column, &null);
-  if (null) return nullptr;
-  Jsonb *json = DatumGetJsonbP(value);
-  return JsonbToCString(nullptr, &json->root, static_cast<int>(VARSIZE(json)));
+// What the texts of a row are likely to take: JSON is a little longer as text.
+StringInfoData make_room(const Datum *values, const bool *nulls, int count) {
+  int size = 64;
+  for (int i = 0; i < count; ++i)
+    if (!nulls[i]) size += static_cast<int>(VARSIZE_ANY(DatumGetPointer(values[i])));
+  return {static_cast<char *>(palloc(size)), 0, size, 0};
 }
 
 }  // namespace
 
 Event read_event(TupleTableSlot *slot, AttrNumber first, const Uuid &log, bool body) {
-  Event event{};
-  event.scope = text_at(slot, first);
-  event.idempotency_key = text_at(slot, first + 1);
-  event.event_key = text_at(slot, first + 2);
-  event.event_type = text_at(slot, first + 3);
-  event.ordering_key = text_at(slot, first + 4);
-  if (body) {
-    event.payload = json_at(slot, first + 5);
-    event.headers = json_at(slot, first + 6);
+  slot_getsomeattrs(slot, first + kCreatedAt);
+  const Datum *values = slot->tts_values + first - 1;
+  const bool *nulls = slot->tts_isnull + first - 1;
+
+  // All texts of the row in one piece of memory, which may move while it is being filled.
+  const int count = body ? kCreatedAt : kPayload;
+  StringInfoData all = make_room(values, nulls, count);
+  int begin[kCreatedAt];
+  for (int i = 0; i < count; ++i) {
+    if (nulls[i]) continue;
+    begin[i] = all.len;
+    if (i < kPayload)
+      pg::ServerText{&all}.append(pg::bytes_of(DatumGetTextPP(values[i])));
+    else
+      pg::append_json(&all, DatumGetJsonbP(values[i]));
+    ++all.len;  // the NUL behind it
   }
-  bool null;
-  event.created_at = DatumGetTimestampTz(slot_getattr(slot, first + 7, &null));
-  const Uuid id = event_id(log, event.scope, event.event_key);
-  memcpy(event.event_id.data, id.data(), id.size());
+  const auto text = [&](Column i) { return i < count && !nulls[i] ? all.data + begin[i] : nullptr; };
+
+  Event event{};
+  event.scope = text(kScope);
+  event.idempotency_key = text(kIdempotencyKey);
+  event.event_key = text(kEventKey);
+  event.event_type = text(kEventType);
+  event.ordering_key = text(kOrderingKey);
+  event.payload = text(kPayload);
+  event.headers = text(kHeaders);
+  event.created_at = DatumGetTimestampTz(values[kCreatedAt]);
+  event.event_id = std::bit_cast<pg_uuid_t>(event_id(log, event.scope, event.event_key));
   return event;
 }
 

@@ -15,6 +15,19 @@ inline std::string_view bytes_of(const text *value) {
   return {VARDATA_ANY(value), static_cast<size_t>(VARSIZE_ANY_EXHDR(value))};
 }
 
+// Appends to text of the server; for writers that take anything with such an `append`.
+struct ServerText {
+  StringInfo text;
+
+  void append(std::string_view more) {
+    const auto size = static_cast<int>(more.size());
+    if (text->maxlen - text->len <= size) enlargeStringInfo(text, size);
+    memcpy(text->data + text->len, more.data(), more.size());
+    text->len += size;
+    text->data[text->len] = '\0';
+  }
+};
+
 // Text of the server in UTF-8: itself, or a palloc'd copy. Raises where the text has no form in UTF-8.
 inline std::string_view to_utf8(std::string_view text) {
   const char *converted = pg_server_to_any(text.data(), static_cast<int>(text.size()), PG_UTF8);

@@ -37,11 +37,5 @@ TEST(EventJsonTest, WhatIsAbsentIsNullButPayloadsHaveNoMemberAndHeadersAreAlways
       R"("created_at":null,"attempt":0})");
 }
 
-TEST(EventJsonTest, EscapesStrings) {
-  std::string out;
-  write_json_string(out, std::string_view("a\"b\\c\n\x01\x1fé\x7f", 11));
-  EXPECT_EQ(out, "\"a\\\"b\\\\c\\u000a\\u0001\\u001fé\x7f\"");
-}
-
 }  // namespace
 }  // namespace retrysafe

@@ -56,7 +56,7 @@ TEST(DeliveryStatementTest, HeadersBecomeAnObject) {
   event.header_count = 2;
   std::string value;
   EXPECT_TRUE(parameter_text(Field::kHeaders, event, "c", &value));
-  EXPECT_EQ(value, R"({"a":"1","b\"":"\u000a"})");
+  EXPECT_EQ(value, R"({"a":"1","b\"":"\n"})");
 }
 
 }  // namespace
