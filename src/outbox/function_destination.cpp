@@ -1,10 +1,13 @@
 #include "outbox/function_destination.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 
+#include "core/event_id.hpp"
 #include "core/event_json.hpp"
+#include "core/event_time.hpp"
 #include "core/handler_error.hpp"
 #include "outbox/options.hpp"
 #include "pg/fault_point.hpp"
@@ -74,41 +77,26 @@ const char *find_handler(const Destination &d, Handler *handler) {
 // --- the event as JSON
 // ---------------------------------------------------------------------------------------------
 
-// Text of the server, for write_event_json.
-struct ServerText {
-  StringInfoData text;
-
-  void append(std::string_view more) {
-    appendBinaryStringInfo(&text, more.data(), static_cast<int>(more.size()));
-  }
-};
-
 std::string_view view(const char *text) {
   return text ? std::string_view(text) : std::string_view{};
 }
 
-const char *time_text(TimestampTz time) {
-  struct pg_tm tm;
-  fsec_t micros;
-  if (timestamp2tm(time, nullptr, &tm, &micros, nullptr, nullptr) != 0) return nullptr;
-  return psprintf("%04d-%02d-%02dT%02d:%02d:%02d.%06dZ", tm.tm_year, tm.tm_mon, tm.tm_mday, tm.tm_hour,
-                  tm.tm_min, tm.tm_sec, static_cast<int>(micros));
-}
-
 Datum event_jsonb(const Event &event) {
-  ServerText json;
-  initStringInfo(&json.text);
-  write_event_json(
-      json, {.id = view(DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&event.event_id)))),
-             .type = view(event.event_type),
-             .event_key = view(event.event_key),
-             .scope = view(event.scope),
-             .ordering_key = view(event.ordering_key),
-             .payload = view(event.payload),
-             .headers = view(event.headers),
-             .created_at = view(time_text(event.created_at)),
-             .attempt = event.attempts + 1});
-  return DirectFunctionCall1(jsonb_in, CStringGetDatum(json.text.data));
+  StringInfoData text;
+  initStringInfo(&text);
+  pg::ServerText json{&text};
+  const UuidText id = format_uuid(std::bit_cast<Uuid>(event.event_id));
+  char time[kEventTimeSize];
+  write_event_json(json, {.id = retrysafe::view(id),
+                          .type = view(event.event_type),
+                          .event_key = view(event.event_key),
+                          .scope = view(event.scope),
+                          .ordering_key = view(event.ordering_key),
+                          .payload = view(event.payload),
+                          .headers = view(event.headers),
+                          .created_at = {time, event_time(event.created_at, time)},
+                          .attempt = event.attempts + 1});
+  return DirectFunctionCall1(jsonb_in, CStringGetDatum(text.data));
 }
 
 // --- one call

@@ -1,9 +1,12 @@
 #include "runtime/envelope.hpp"
 
+#include <bit>
 #include <cstring>
 #include <string_view>
 
+#include "core/event_id.hpp"
 #include "core/event_source.hpp"
+#include "core/event_time.hpp"
 #include "core/printable.hpp"
 #include "pg/text.hpp"
 
@@ -23,27 +26,11 @@ retrysafe_text utf8(const char *text) {
   return text ? utf8(text, strlen(text)) : retrysafe_text{nullptr, 0};
 }
 
-retrysafe_text id_text(const pg_uuid_t &id) {
-  static constexpr char digits[] = "0123456789abcdef";
-  auto *text = static_cast<char *>(palloc(37));
-  char *end = text;
-  for (int i = 0; i < UUID_LEN; ++i) {
-    if (i == 4 || i == 6 || i == 8 || i == 10) *end++ = '-';
-    *end++ = digits[id.data[i] >> 4];
-    *end++ = digits[id.data[i] & 15];
-  }
-  *end = '\0';
-  return {text, 36};
-}
-
-retrysafe_text time_text(TimestampTz time) {
-  struct pg_tm tm;
-  fsec_t micros;
-  if (timestamp2tm(time, nullptr, &tm, &micros, nullptr, nullptr) != 0) return {"", 0};
-  char *text = psprintf("%04d-%02d-%02dT%02d:%02d:%02d.%06dZ", tm.tm_year, tm.tm_mon, tm.tm_mday, tm.tm_hour,
-                        tm.tm_min, tm.tm_sec, static_cast<int>(micros));
-  return {text, strlen(text)};
-}
+// What is not part of the event as it was read.
+struct Written {
+  UuidText id;
+  char time[kEventTimeSize];
+};
 
 // The names and values of a JSON object of strings.
 const retrysafe_pair *header_pairs(const char *json, size_t *count) {
@@ -77,12 +64,14 @@ retrysafe_text source_text(const retrysafe_text &database, const retrysafe_text 
 retrysafe_event *make_envelopes(const outbox::Event *events, int32 count) {
   const retrysafe_text database = utf8(get_database_name(MyDatabaseId));
   auto *envelopes = static_cast<retrysafe_event *>(palloc0(sizeof(retrysafe_event) * (count + 1)));
+  auto *written = static_cast<Written *>(palloc(sizeof(Written) * (count + 1)));
   for (int32 i = 0; i < count; ++i) {
     const outbox::Event &event = events[i];
     retrysafe_event &envelope = envelopes[i];
-    envelope.id = id_text(event.event_id);
+    written[i].id = format_uuid(std::bit_cast<Uuid>(event.event_id));
+    envelope.id = {written[i].id.data(), written[i].id.size()};
     envelope.type = utf8(event.event_type);
-    envelope.time = time_text(event.created_at);
+    envelope.time = {written[i].time, event_time(event.created_at, written[i].time)};
     envelope.ordering_key = utf8(event.ordering_key);
     envelope.event_key = utf8(event.event_key);
     envelope.scope = utf8(event.scope);
