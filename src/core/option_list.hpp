@@ -4,6 +4,7 @@
 // Everything here is trivially destructible, so that server code may use it.
 #pragma once
 
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -25,10 +26,9 @@ enum class OptionType {
   kDuration,  // JSON string with a unit, "250ms"; sinks get milliseconds
   kUrl,       // http or https
   kEnum,
-  kSecret,    // never shown; may be given as NAME_file or NAME_env instead
-  kFile,      // of the server, below the directory that a superuser allowed
-  kTemplate,  // of a name, see route_template.hpp
-  kHeaders,   // object of strings; sinks get one option NAME.MEMBER for each; values are never shown
+  kSecret,   // never shown; may be given as NAME_file or NAME_env instead
+  kFile,     // of the server, below the directory that a superuser allowed
+  kHeaders,  // object of strings; sinks get one option NAME.MEMBER for each; values are never shown
 };
 
 struct OptionDescription {
@@ -87,5 +87,34 @@ bool check_description(const OptionDescription &description, OptionProblem *prob
 
 // "250ms", "30s", "5min", "2h", "1d": milliseconds.
 std::optional<int64_t> parse_duration(std::string_view text);
+
+// The options of one destination as its sink gets them, defaults filled in and durations in milliseconds:
+// calls each(name, member, value). `member` has no data but for those of an object. Whoever calls reads what
+// is named by a file or a variable.
+template <class Each>
+void for_each_option(OptionList list, std::span<const GivenOption> given, Each &&each) {
+  for (const OptionDescription &option : list) {
+    const GivenOption *found = nullptr;
+    OptionName name{&option, OptionSource::kInline};
+    for (const GivenOption &g : given) {
+      const OptionName candidate = find_option(list, g.name);
+      if (candidate.description != &option || g.kind == JsonKind::kNull) continue;
+      found = &g;
+      name = candidate;
+    }
+    if (!found) {
+      if (option.default_value.data()) each(name, std::string_view{}, option.default_value);
+    } else if (option.type == OptionType::kHeaders) {
+      for (const GivenOption &member : found->members) each(name, member.name, member.text);
+    } else if (option.type == OptionType::kDuration) {
+      char digits[24];
+      const auto end =
+          std::to_chars(digits, digits + sizeof digits, parse_duration(found->text).value_or(0)).ptr;
+      each(name, std::string_view{}, std::string_view(digits, static_cast<size_t>(end - digits)));
+    } else {
+      each(name, std::string_view{}, found->text);
+    }
+  }
+}
 
 }  // namespace retrysafe

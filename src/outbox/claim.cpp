@@ -12,7 +12,7 @@ namespace retrysafe::outbox {
 
 namespace {
 
-#define SHARD_COLUMNS "shard, token, holder, holder_pid, lease_until, failures"
+#define SHARD_COLUMNS "shard, token, holder, holder_pid, lease_until, failures, retry_at"
 
 ShardRow shard_row(uint64 number, int first_column, MemoryContext memory) {
   const pg::Row row(number);
@@ -24,6 +24,7 @@ ShardRow shard_row(uint64 number, int first_column, MemoryContext memory) {
   s.lease_until =
       row.is_null(first_column + 4) ? DT_NOBEGIN : DatumGetTimestampTz(row.datum(first_column + 4));
   s.failures = row.int32_at(first_column + 5);
+  s.retry_at = row.is_null(first_column + 6) ? DT_NOBEGIN : DatumGetTimestampTz(row.datum(first_column + 6));
   return s;
 }
 
@@ -41,9 +42,9 @@ constinit pg::Statement select_shards{
 
 // For workers: shards in back-off rest, and so do those that pull clients have to themselves.
 constinit pg::Statement select_candidates{
-    "SELECT s.destination, s.shard, s.token, s.holder, s.holder_pid, s.lease_until, s.failures"
-    " FROM @.outbox_shards s JOIN @.outbox_destinations d ON d.destination = s.destination"
-    " WHERE ($1 = 0 OR d.destination = $1) AND d.kind <> 'pull' AND NOT d.paused"
+    "SELECT s.destination, s.shard, s.token, s.holder, s.holder_pid, s.lease_until, s.failures,"
+    " s.retry_at FROM @.outbox_shards s JOIN @.outbox_destinations d ON d.destination = s.destination"
+    " WHERE ($1 = 0 OR d.destination = $1) AND d.workers AND NOT d.paused"
     " AND (s.retry_at IS NULL OR s.retry_at <= clock_timestamp())"
     " ORDER BY s.lease_until NULLS FIRST, s.destination, s.shard",
     {INT4OID}};

@@ -39,6 +39,7 @@ struct Definition {
   int32 batch_events;
   int32 batch_bytes;
   Interval *lease;
+  int32 workers;  // 0 or 1; negative where null was given
   const char *run_as;
 };
 
@@ -47,7 +48,7 @@ const char *text_argument(FunctionCallInfo fcinfo, int number, const char *what)
   return text_to_cstring(PG_GETARG_TEXT_PP(number));
 }
 
-// Takes over the arguments from `first` on, event_types … lease, that are given. Null leaves a value as it
+// Takes over the arguments from `first` on, event_types … workers, that are given. Null leaves a value as it
 // is.
 void overlay(FunctionCallInfo fcinfo, int first, Definition *d) {
   const auto given = [&](int offset) { return !PG_ARGISNULL(first + offset); };
@@ -60,6 +61,7 @@ void overlay(FunctionCallInfo fcinfo, int first, Definition *d) {
   if (given(6)) d->batch_events = PG_GETARG_INT32(first + 6);
   if (given(7)) d->batch_bytes = PG_GETARG_INT32(first + 7);
   if (given(8)) d->lease = PG_GETARG_INTERVAL_P(first + 8);
+  if (given(9)) d->workers = PG_GETARG_BOOL(first + 9) ? 1 : 0;
 }
 
 int64 microseconds(const Interval *interval) {
@@ -160,6 +162,14 @@ const char *pinned_function(const char *given) {
 
 constinit pg::Statement set_function{"SELECT jsonb_set($1, '{function}', to_jsonb($2))", {JSONBOID, TEXTOID}};
 
+void check_workers(Definition *d) {
+  if (d->workers < 0) pg::raise(kInvalidParameter, nullptr, "workers must not be null");
+  if (is_kind(*d, "pull")) d->workers = 0;
+  if (is_kind(*d, "function") && d->workers == 0)
+    pg::raise(kInvalidParameter, "Nobody else can call its function.",
+              "workers cannot be false for kind \"function\"");
+}
+
 void check_options(Definition *d, MemoryContext memory) {
   const Kind *kind = find_kind(d->kind);
   if (!kind) raise_unknown_kind(d->kind);
@@ -202,26 +212,27 @@ void check_may_alter(const Definition &d, bool options) {
 constinit pg::Statement insert_destination{
     "INSERT INTO @.outbox_destinations (name, kind, options, event_types, shards, max_attempts, backoff, "
     "backoff_max,"
-    " on_exhausted, batch_events, batch_bytes, lease, run_as) "
-    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT (name) DO NOTHING "
+    " on_exhausted, batch_events, batch_bytes, lease, workers, run_as) "
+    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) ON CONFLICT (name) DO NOTHING "
     "RETURNING destination",
     {TEXTOID, TEXTOID, JSONBOID, TEXTARRAYOID, INT4OID, INT4OID, INTERVALOID, INTERVALOID, TEXTOID, INT4OID,
-     INT4OID, INTERVALOID, TEXTOID}};
+     INT4OID, INTERVALOID, BOOLOID, TEXTOID}};
 
 constinit pg::Statement select_destination{
     "SELECT destination, kind, options, event_types, shards, max_attempts, backoff, backoff_max, "
     "on_exhausted,"
-    " batch_events, batch_bytes, lease, run_as "
+    " batch_events, batch_bytes, lease, workers, run_as "
     "FROM @.outbox_destinations WHERE name = $1 FOR UPDATE",
     {TEXTOID}};
 
 constinit pg::Statement update_destination{
     "UPDATE @.outbox_destinations SET options = $2, event_types = $3, shards = $4, max_attempts = $5, "
     "backoff = $6,"
-    " backoff_max = $7, on_exhausted = $8, batch_events = $9, batch_bytes = $10, lease = $11 WHERE "
+    " backoff_max = $7, on_exhausted = $8, batch_events = $9, batch_bytes = $10, lease = $11, workers = $12 "
+    "WHERE "
     "destination = $1",
     {INT4OID, JSONBOID, TEXTARRAYOID, INT4OID, INT4OID, INTERVALOID, INTERVALOID, TEXTOID, INT4OID, INT4OID,
-     INTERVALOID}};
+     INTERVALOID, BOOLOID}};
 
 constinit pg::Statement delete_destination{
     "DELETE FROM @.outbox_destinations WHERE name = $1 RETURNING destination", {TEXTOID}};
@@ -280,7 +291,8 @@ void load_locked(const char *name, Definition *d, MemoryContext memory) {
     d->batch_events = row.int32_at(10);
     d->batch_bytes = row.int32_at(11);
     d->lease = interval_at(row, 12, memory);
-    d->run_as = row.text_at(13, memory);
+    d->workers = row.bool_at(13) ? 1 : 0;
+    d->run_as = row.text_at(14, memory);
     return true;
   });
   if (!found) raise_unknown_destination(name);
@@ -350,11 +362,13 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_create_destination) {
   if (PG_ARGISNULL(2)) pg::raise(kInvalidParameter, nullptr, "options must not be null");
   d.options = PG_GETARG_JSONB_P(2);
   const char *start_at = text_argument(fcinfo, 3, "start_at");
-  d.shards = d.max_attempts = d.batch_events = d.batch_bytes = -1;  // null: refused as out of range
+  d.shards = d.max_attempts = d.batch_events = d.batch_bytes = d.workers =
+      -1;  // null: refused as out of range
   overlay(fcinfo, 4, &d);
   check_name(d.name);
   check_policies(&d);
   check_options(&d, CurrentMemoryContext);
+  check_workers(&d);
   check_identity();
   const int64 start = start_position(start_at);
   if (!is_kind(d, "pull")) d.run_as = GetUserNameFromId(GetUserId(), false);
@@ -364,7 +378,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_create_destination) {
         {pg::value(d.name), pg::value(d.kind), pg::value(d.options), pg::value(d.event_types),
          pg::value(d.shards), pg::value(d.max_attempts), pg::value(d.backoff), pg::value(d.backoff_max),
          pg::value(d.on_exhausted), pg::value(d.batch_events), pg::value(d.batch_bytes), pg::value(d.lease),
-         pg::value(d.run_as)});
+         pg::value(d.workers == 1), pg::value(d.run_as)});
     return inserted == 0 ? -1 : pg::Row(0).int32_at(1);
   });
   if (d.destination < 0)
@@ -421,6 +435,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
   const char *const old_on_exhausted = d.on_exhausted;
   overlay(fcinfo, 2, &d);
   check_policies(&d);
+  check_workers(&d);
   if (!PG_ARGISNULL(1)) {
     Jsonb *patch = PG_GETARG_JSONB_P(1);
     if (!JB_ROOT_IS_OBJECT(patch)) pg::raise(kInvalidOption, nullptr, "options must be a JSON object");
@@ -432,7 +447,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
     update_destination.run({pg::value(d.destination), pg::value(d.options), pg::value(d.event_types),
                             pg::value(d.shards), pg::value(d.max_attempts), pg::value(d.backoff),
                             pg::value(d.backoff_max), pg::value(d.on_exhausted), pg::value(d.batch_events),
-                            pg::value(d.batch_bytes), pg::value(d.lease)});
+                            pg::value(d.batch_bytes), pg::value(d.lease), pg::value(d.workers == 1)});
     end_rest.run({pg::value(d.destination)});
   });
   if (d.shards != old_shards) change_shards(d, old_shards, old_event_types);

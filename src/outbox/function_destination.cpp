@@ -36,7 +36,7 @@ struct Handler {
 
 const char *option(const Destination &d, const char *name) {
   int count;
-  const ResolvedOption *options = resolved_options(d, &count);
+  const ResolvedOption *options = resolved_options(d, SecretReader::kServer, &count);
   for (int i = 0; i < count; ++i)
     if (strcmp(options[i].name, name) == 0)
       return pg_any_to_server(options[i].value, static_cast<int>(strlen(options[i].value)), PG_UTF8);

@@ -157,7 +157,7 @@ OptionDescription parse_description(const JsonbValue *item) {
   }
   const auto type = option_type(text_member(members, "type"));
   if (!type)
-    pg::raise(kInvalidOption, "Types: string, integer, boolean, duration, url, enum, secret, file, template, headers.",
+    pg::raise(kInvalidOption, "Types: string, integer, boolean, duration, url, enum, secret, file, headers.",
               "the list of options holds an unknown type");
   const bool is_text = *type != OptionType::kInteger && *type != OptionType::kDuration;
   const GivenOption *required = member(members, "required");
@@ -288,36 +288,21 @@ struct Resolved {
   int count;
   int capacity;
 
-  void add(const char *name, const char *value) {
+  void add(const char *name, const char *value, OptionSource source = OptionSource::kInline) {
     if (count == capacity) {
       capacity *= 2;
       items = static_cast<ResolvedOption *>(repalloc(items, capacity * sizeof(ResolvedOption)));
     }
     const int length = static_cast<int>(strlen(value));
-    items[count++] = {name, pg_server_to_any(value, length, PG_UTF8)};
+    items[count++] = {name, pg_server_to_any(value, length, PG_UTF8), source};
   }
 };
 
-void resolve(const OptionName &name, const GivenOption &given, Resolved *resolved) {
-  const char *plain = copy_of(name.description->name);
-  switch (name.description->type) {
-    case OptionType::kHeaders:
-      for (const GivenOption &header : given.members)
-        resolved->add(psprintf("%s.%s", plain, copy_of(header.name)), copy_of(header.text));
-      return;
-    case OptionType::kDuration:
-      resolved->add(plain, psprintf(INT64_FORMAT, parse_duration(given.text).value_or(0)));
-      return;
-    case OptionType::kFile:
-      resolved->add(plain, real_path_below_secret_directory(plain, copy_of(given.text)));
-      return;
-    default:
-      break;
-  }
-  const char *text = copy_of(given.text);
-  if (name.source == OptionSource::kServerFile) text = read_secret_file(plain, text);
-  if (name.source == OptionSource::kEnvironment) text = read_environment(plain, text);
-  resolved->add(plain, text);
+const char *read_source(const OptionName &name, const char *option, const char *text) {
+  if (name.source == OptionSource::kInline) return text;
+  if (name.source == OptionSource::kEnvironment) return read_environment(option, text);
+  return name.description->type == OptionType::kFile ? real_path_below_secret_directory(option, text)
+                                                     : read_secret_file(option, text);
 }
 
 // A superuser may rely on how the far side trusts this server (peer, trust); others may not.
@@ -409,26 +394,20 @@ Jsonb *redacted_options(const Kind *kind, Jsonb *options) {
   return DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(text.data)));
 }
 
-ResolvedOption *resolved_options(const Destination &destination, int *count) {
+ResolvedOption *resolved_options(const Destination &destination, SecretReader reader, int *count) {
   const Kind *kind = find_kind(destination.kind);
   if (!kind) raise_unknown_kind(destination.kind);
   auto *options = DatumGetJsonbP(DirectFunctionCall1(jsonb_in, CStringGetDatum(destination.options)));
   const GivenOptions given = members_of(options, "options of a destination");
   Resolved resolved{static_cast<ResolvedOption *>(palloc(16 * sizeof(ResolvedOption))), 0, 16};
-  for (const OptionDescription &option : kind->options) {
-    const GivenOption *found = nullptr;
-    OptionName name{};
-    for (const GivenOption &g : given.span()) {
-      const OptionName candidate = find_option(kind->options, g.name);
-      if (candidate.description != &option || g.kind == JsonKind::kNull) continue;
-      found = &g;
-      name = candidate;
-    }
-    if (found)
-      resolve(name, *found, &resolved);
-    else if (option.default_value.data())
-      resolved.add(copy_of(option.name), copy_of(option.default_value));
-  }
+  for_each_option(kind->options, given.span(),
+                  [&](const OptionName &name, std::string_view member, std::string_view value) {
+                    const char *option = copy_of(name.description->name);
+                    const char *text = copy_of(value);
+                    if (reader == SecretReader::kServer) text = read_source(name, option, text);
+                    resolved.add(member.data() ? psprintf("%s.%s", option, copy_of(member)) : option, text,
+                                 name.source);
+                  });
   if (strcmp(kind->name, "postgres") == 0)
     resolved.add("require_password", must_show_a_password(destination) ? "true" : "false");
   *count = resolved.count;

@@ -35,9 +35,16 @@ Jsonb *redacted_options(const Kind *kind, Jsonb *options);
 struct ResolvedOption {
   const char *name;
   const char *value;
+  OptionSource source;
 };
 
-// For the worker, when it opens a destination. Raises kInvalidOption where a secret cannot be read.
-ResolvedOption *resolved_options(const Destination &destination, int *count);
+// Who reads secrets that are kept in a file or in the environment.
+enum class SecretReader {
+  kServer,  // a worker: `value` is the secret
+  kRelay,   // `value` is the path or the name of the variable, on the relay's own machine
+};
+
+// For whoever opens a destination. Raises kInvalidOption where the server cannot read a secret.
+ResolvedOption *resolved_options(const Destination &destination, SecretReader reader, int *count);
 
 }  // namespace retrysafe::outbox

@@ -1,5 +1,5 @@
-// The pull API: outbox_fetch, outbox_ack, outbox_nack and what goes with them. Any client of the database can
-// publish with it, in any language.
+// The pull API: outbox_fetch, outbox_ack, outbox_nack, outbox_record and what goes with them. Any client of
+// the database can publish with it, in any language.
 //
 // The holder of a shard is a session. It keeps its lease from fetch to fetch, so that fetching writes no row;
 // what a fetch handed out, any session may acknowledge. One that is not the holder (behind a transaction
@@ -7,8 +7,10 @@
 // fetch will run.
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "core/batch_handle.hpp"
+#include "core/event_id.hpp"
 #include "outbox/cursor.hpp"
 #include "outbox/destinations.hpp"
 #include "outbox/emit.hpp"
@@ -59,6 +61,20 @@ int64 lease_argument(FunctionCallInfo fcinfo, int number) {
   if (lease < 100 * kMillisecond || lease > kDay)
     pg::raise(kInvalidParameter, "It must be between 100 milliseconds and one day.", "invalid lease");
   return lease;
+}
+
+char *clipped(char *reason) {
+  reason[pg_mbcliplen(reason, static_cast<int>(strlen(reason)), kMaxReason)] = '\0';
+  return reason;
+}
+
+// -1: none was given.
+int64 retry_after_argument(FunctionCallInfo fcinfo, int number) {
+  if (PG_ARGISNULL(number)) return -1;
+  const int64 retry_after = interval_us(PG_GETARG_INTERVAL_P(number));
+  if (retry_after < 0 || retry_after > 366 * kDay)
+    pg::raise(kInvalidParameter, "It must be between zero and 366 days.", "invalid retry_after");
+  return retry_after;
 }
 
 BatchHandle handle_argument(FunctionCallInfo fcinfo, int number) {
@@ -205,12 +221,14 @@ Batch *fetch(const Destination &d, const Request &request) {
       if (!second_round && mine > 1 && is_mine(rows[i], request, now) &&
           renewal_is_due(rows[i], request, now)) {
         release({d.destination, rows[i].shard, rows[i].token, 0});
+        announce_at_commit();
         rows[i].holder = nullptr;
         let_go[i] = true;
         --mine;
         continue;
       }
       if (!is_mine(rows[i], request, now) && !is_free(rows[i], now)) continue;
+      if (rows[i].retry_at > now) continue;  // the destination was unreachable a moment ago
       if (Batch *batch = fetch_shard(d, request, &rows[i])) return batch;
     }
   return nullptr;
@@ -386,6 +404,60 @@ bool cut_behind(const BatchHandle &handle, int64 up_to, HandedOut *out) {
   return true;
 }
 
+// --- record ------------------------------------------------------------------------------------------------
+
+const JsonbValue *member(const JsonbValue &object, std::string_view name, JsonbValue *room) {
+  return getKeyJsonValueFromContainer(object.val.binary.data, name.data(), static_cast<int>(name.size()),
+                                      room);
+}
+
+[[noreturn]] void raise_bad_outcome() {
+  pg::raise(kInvalidParameter,
+            "Outcomes are an object of event ids, each with an object of \"status\" (\"retry\", \"dead\" or "
+            "\"not tried\"), \"reason\" and \"retry_after_ms\".",
+            "invalid outcomes");
+}
+
+// What a member of `outcomes` says; an event without one was delivered.
+Outcome outcome_of(JsonbContainer *outcomes, const Event &event) {
+  Uuid bytes;
+  memcpy(bytes.data(), event.event_id.data, bytes.size());
+  const UuidText id = format_uuid(bytes);
+  JsonbValue given;
+  if (!getKeyJsonValueFromContainer(outcomes, id.data(), static_cast<int>(id.size()), &given))
+    return {Status::kDelivered, -1, nullptr};
+  if (given.type != jbvBinary || !JsonContainerIsObject(given.val.binary.data)) raise_bad_outcome();
+  Outcome outcome{Status::kNotTried, -1, nullptr};
+  JsonbValue room;
+  const JsonbValue *status = member(given, "status", &room);
+  if (!status || status->type != jbvString) raise_bad_outcome();
+  const std::string_view word(status->val.string.val, static_cast<size_t>(status->val.string.len));
+  if (word == "retry")
+    outcome.status = Status::kFailedRetry;
+  else if (word == "dead")
+    outcome.status = Status::kFailedFinal;
+  else if (word != "not tried")
+    raise_bad_outcome();
+  if (const JsonbValue *reason = member(given, "reason", &room); reason && reason->type != jbvNull) {
+    if (reason->type != jbvString) raise_bad_outcome();
+    outcome.reason = clipped(pnstrdup(reason->val.string.val, reason->val.string.len));
+  }
+  if (const JsonbValue *wait = member(given, "retry_after_ms", &room); wait && wait->type != jbvNull) {
+    if (wait->type != jbvNumeric) raise_bad_outcome();
+    const int64 ms = DatumGetInt64(DirectFunctionCall1(numeric_int8, NumericGetDatum(wait->val.numeric)));
+    if (ms < 0 || ms > 366 * kDay / kMillisecond) raise_bad_outcome();
+    outcome.retry_after_us = ms * kMillisecond;
+  }
+  return outcome;
+}
+
+Outcome *outcomes_of(Jsonb *outcomes, const Batch &batch) {
+  if (!outcomes) return nullptr;
+  auto *result = static_cast<Outcome *>(palloc(sizeof(Outcome) * static_cast<Size>(batch.event_count + 1)));
+  for (int32 i = 0; i < batch.event_count; ++i) result[i] = outcome_of(&outcomes->root, batch.events[i]);
+  return result;
+}
+
 }  // namespace
 
 }  // namespace retrysafe::outbox
@@ -459,11 +531,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_nack) {
     pg::raise(kEventNotInBatch, "Pass the event_id that outbox_fetch returned.",
               "the id of the event must not be null");
   const pg_uuid_t *event_id = PG_GETARG_UUID_P(1);
-  char *reason = PG_ARGISNULL(2) ? nullptr : text_to_cstring(PG_GETARG_TEXT_PP(2));
-  if (reason) reason[pg_mbcliplen(reason, static_cast<int>(strlen(reason)), kMaxReason)] = '\0';
-  const int64 retry_after = PG_ARGISNULL(3) ? -1 : interval_us(PG_GETARG_INTERVAL_P(3));
-  if (!PG_ARGISNULL(3) && (retry_after < 0 || retry_after > 366 * kDay))
-    pg::raise(kInvalidParameter, "It must be between zero and 366 days.", "invalid retry_after");
+  const char *reason = PG_ARGISNULL(2) ? nullptr : clipped(text_to_cstring(PG_GETARG_TEXT_PP(2)));
+  const int64 retry_after = retry_after_argument(fcinfo, 3);
   const bool dead = !PG_ARGISNULL(4) && PG_GETARG_BOOL(4);
 
   const int32 parked = pg::spi([&] {
@@ -500,6 +569,32 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_nack) {
   PG_RETURN_INT64(parked);
 }
 
+// What a worker does with the outcomes of a batch: unlike single calls of outbox_nack it knows of the events
+// of a key that were delivered behind a dead one, and ends at the first that was not tried.
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_record) {
+  check_transaction("outbox_record()");
+  const BatchHandle handle = handle_argument(fcinfo, 0);
+  Jsonb *outcomes = PG_ARGISNULL(1) ? nullptr : PG_GETARG_JSONB_P(1);
+  if (outcomes && !JB_ROOT_IS_OBJECT(outcomes)) raise_bad_outcome();
+  const char *unreachable = PG_ARGISNULL(2) ? nullptr : clipped(text_to_cstring(PG_GETARG_TEXT_PP(2)));
+  const int64 retry_after = retry_after_argument(fcinfo, 3);
+
+  const TimestampTz retry_at = pg::spi([&]() -> TimestampTz {
+    HandedOut out;
+    find_handed_out(handle, &out);
+    record_locked(*out.destination, out.batch, outcomes_of(outcomes, out.batch), out.row);
+    const TimestampTz rest =
+        unreachable ? record_unreachable(*out.destination, out.batch.claim, unreachable, retry_after)
+                    : DT_NOBEGIN;
+    if (strcmp(out.row.holder, session_name("session")) != 0) free_shard(handle.destination, handle.shard);
+    return rest;
+  });
+  last_destination = handle.destination;
+  last_shard = handle.shard;
+  if (retry_at == DT_NOBEGIN) PG_RETURN_NULL();
+  PG_RETURN_TIMESTAMPTZ(retry_at);
+}
+
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_renew) {
   check_transaction("outbox_renew()");
   const BatchHandle handle = handle_argument(fcinfo, 0);
@@ -523,5 +618,6 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_release) {
     lock_handed_out(handle, &out);
     free_shard(handle.destination, handle.shard);
   });
+  announce_at_commit();
   PG_RETURN_VOID();
 }

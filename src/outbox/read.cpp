@@ -10,9 +10,11 @@
 #include "outbox/parked.hpp"
 #include "outbox/range.hpp"
 #include "outbox/scheduled.hpp"
+#include "outbox/shard.hpp"
 #include "outbox/snapshot.hpp"
 #include "outbox/window.hpp"
 #include "pg/random.hpp"
+#include "pg/statement.hpp"
 
 #include "pg/server.hpp"
 
@@ -193,6 +195,23 @@ TimestampTz next_due(const Claim *claims, int32 count) {
   for (int32 i = 0; i < count; ++i)
     due = std::min(due, next_parked_due(claims[i].destination, claims[i].shard));
   return due;
+}
+
+TimestampTz next_chance(int32 destination, TimestampTz after) {
+  TimestampTz chance = DT_NOEND;
+  const auto consider = [&](TimestampTz time) {
+    if (time > after) chance = std::min(chance, time);
+  };
+  MemoryContext memory = CurrentMemoryContext;
+  ShardRow *rows;
+  const int32 count = pg::spi([&] { return list_shards(destination, memory, &rows); });
+  for (int32 i = 0; i < count; ++i) {
+    consider(rows[i].retry_at);
+    if (rows[i].holder) consider(rows[i].lease_until);
+    consider(next_parked_due(destination, rows[i].shard));
+  }
+  consider(next_scheduled_due());
+  return chance;
 }
 
 }  // namespace retrysafe::outbox

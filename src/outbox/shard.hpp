@@ -13,6 +13,7 @@ struct ShardRow {
   int32 holder_pid;    // 0: a pull client
   TimestampTz lease_until;
   int32 failures;
+  TimestampTz retry_at;  // the destination was unreachable: not before then; the beginning of time: at once
 };
 
 // Names a session: unlike its pid it does not come again. `kind` is "worker" or "session".

@@ -2,15 +2,18 @@
 
 #include "pg/server.hpp"
 
+// Of libpq/libpq.h, which not every installation can include: it wants headers of GSSAPI.
+extern "C" bool pq_check_connection(void);
+
 namespace retrysafe::pg {
 
 namespace {
 
 uint32 event_number(Wait what) {
-  static constinit uint32 numbers[5]{};
-  static constexpr const char *names[] = {"RetrysafeLauncherMain", "RetrysafeWorkerMain",
+  static constinit uint32 numbers[6]{};
+  static constexpr const char *names[] = {"RetrysafeLauncherMain",  "RetrysafeWorkerMain",
                                           "RetrysafeDatabaseLetGo", "RetrysafeFaultPoint",
-                                          "RetrysafeRingLock"};
+                                          "RetrysafeRingLock",      "RetrysafeOutboxWait"};
   uint32 &number = numbers[static_cast<int>(what)];
   if (number == 0) number = custom_wait_event(names[static_cast<int>(what)]);
   return number;
@@ -45,6 +48,10 @@ void wait_for_latch(long timeout_ms, Wait what) {
   (void)WaitLatch(MyLatch, WL_LATCH_SET | WL_EXIT_ON_PM_DEATH | (timeout_ms >= 0 ? WL_TIMEOUT : 0),
                   timeout_ms, event_number(what));
   (void)after_wait();
+}
+
+bool client_is_there() {
+  return !MyProcPort || pq_check_connection();
 }
 
 void pause(long timeout_ms, Wait what) {

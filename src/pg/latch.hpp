@@ -6,7 +6,7 @@
 namespace retrysafe::pg {
 
 // Names of our waits in pg_stat_activity, where the server can show such (17 and later).
-enum class Wait { kLauncherMain, kWorkerMain, kDatabaseLetGo, kFaultPoint, kRingLock };
+enum class Wait { kLauncherMain, kWorkerMain, kDatabaseLetGo, kFaultPoint, kRingLock, kOutboxWait };
 
 // Jumpable. Waits until the latch is set, the descriptor becomes readable (-1: none), or the time has passed
 // (-1: no end), absorbs interrupts and reads the configuration again when told to: then it returns true. Ends
@@ -18,6 +18,9 @@ WaitEventSet *make_wait_set(int readable_fd);
 
 // The same without a set, for waits that happen rarely.
 void wait_for_latch(long timeout_ms, Wait what);
+
+// Whether the client of this session is still there, as far as its socket tells.
+bool client_is_there();
 
 // Lets a little time pass, whatever the latch says; whoever set it is heard afterwards.
 void pause(long timeout_ms, Wait what);

@@ -24,6 +24,7 @@ void initialise(void *memory) {
   auto *area = static_cast<ControlArea *>(memory);
   area->slot_count = slots();
   for (int i = 0; i < area->slot_count; ++i) pg_atomic_init_u32(&area->slots[i].bell, 0);
+  for (WaitingSession &session : area->sessions) pg_atomic_init_u32(&session.bell, 0);
 }
 
 constexpr pg::SharedArea shared_area{.name = "retrysafe",
@@ -77,6 +78,11 @@ bool is_held(const ControlArea *area, Oid database) {
 void ring(WorkerSlot *slot, uint32 bits) {
   pg_atomic_fetch_or_u32(&slot->bell, bits);
   if (slot->pid != 0) SetLatch(pg::latch_of(slot->proc_number));
+}
+
+void ring(WaitingSession *session, uint32 bits) {
+  pg_atomic_fetch_or_u32(&session->bell, bits);
+  if (session->pid != 0) SetLatch(pg::latch_of(session->proc_number));
 }
 
 void ring_database(ControlArea *area, Oid database, uint32 bits) {

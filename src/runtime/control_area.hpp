@@ -51,6 +51,16 @@ struct WorkerSlot {
   pg_atomic_uint32 bell;
 };
 
+// A session that has called outbox_wait, and so publishes besides the workers of its database.
+struct WaitingSession {
+  Oid database;
+  int32 pid;  // 0: free
+  int32 proc_number;
+  int32 destination_count;
+  int32 destinations[16];  // that it publishes to; workers leave it a share of their shards
+  pg_atomic_uint32 bell;
+};
+
 // Somebody is running a command for which nobody else may be connected to the database.
 struct Hold {
   Oid database;
@@ -68,6 +78,8 @@ struct ControlArea {
   int32 announced_count;
   Oid announced[32];  // databases whose extension was made or updated
   Hold holds[32];
+  int32 session_count;  // entries of `sessions` that were ever used: who commits looks at no others
+  WaitingSession sessions[64];
   int32 slot_count;
   WorkerSlot slots[FLEXIBLE_ARRAY_MEMBER];
 };
@@ -99,6 +111,7 @@ void request_control_area();
 WorkerSlot *take_slot(ControlArea *area, Oid database, bool by_hand);
 bool is_held(const ControlArea *area, Oid database);
 void ring(WorkerSlot *slot, uint32 bits);
+void ring(WaitingSession *session, uint32 bits);
 void ring_database(ControlArea *area, Oid database, uint32 bits);
 void wake_launcher(const ControlArea *area);
 

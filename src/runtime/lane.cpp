@@ -10,6 +10,7 @@
 #include "pg/fault_point.hpp"
 #include "runtime/destination_log.hpp"
 #include "runtime/envelope.hpp"
+#include "runtime/wakeup.hpp"
 #include "runtime/worker_slot.hpp"
 #include "settings.hpp"
 
@@ -222,7 +223,7 @@ void Lane::read(Milliseconds now) {
       library = pstrdup(kind->library);
       const char *own = get_database_name(MyDatabaseId);
       database = own ? pg_server_to_any(own, static_cast<int>(strlen(own)), PG_UTF8) : "";
-      options = outbox::resolved_options(*destination_, &option_count);
+      options = outbox::resolved_options(*destination_, outbox::SecretReader::kServer, &option_count);
     }
   });
   if (error) {
@@ -456,6 +457,7 @@ void Lane::go() {
   state_ = State::kGone;
   (void)pg::in_transaction(
       "giving a shard back", nullptr, [&] { outbox::release(claim_); }, 2000);
+  announce_commit(News::kAnything);  // whoever wants the shard need not wait for the end of the lease
 }
 
 void Lane::wind_up(int timeout_ms) {

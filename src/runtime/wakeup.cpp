@@ -23,6 +23,14 @@ void announce_commit(News news) noexcept {
       if (slot->state != SlotState::kFree && slot->database == MyDatabaseId) ring(slot, kBellWork);
     });
   }
+  const int32 sessions = *static_cast<volatile int32 *>(&area->session_count);
+  for (int32 i = 0; i < sessions; ++i) {
+    WaitingSession *session = &area->sessions[i];
+    if (session->database != MyDatabaseId || (pg_atomic_read_u32(&session->bell) & kBellWork)) continue;
+    locked(LW_SHARED, [&] {
+      if (session->database == MyDatabaseId) ring(session, kBellWork);
+    });
+  }
 }
 
 }  // namespace retrysafe::runtime

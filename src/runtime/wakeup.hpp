@@ -1,4 +1,5 @@
-// Telling the workers of this database that something was committed for them.
+// Telling the workers of this database, and the sessions that wait in outbox_wait, that something was
+// committed for them.
 #pragma once
 
 namespace retrysafe::runtime {

@@ -58,7 +58,7 @@ constinit pg::Statement select_destinations{
     "SELECT d.destination, d.xmin, d.shards, (extract(epoch FROM d.lease) * 1000000)::bigint,"
     " (SELECT min(s.retry_at) FROM @.outbox_shards s"
     "   WHERE s.destination = d.destination AND s.retry_at > clock_timestamp())"
-    " FROM @.outbox_destinations d WHERE NOT d.paused AND d.kind <> 'pull' ORDER BY d.destination",
+    " FROM @.outbox_destinations d WHERE NOT d.paused AND d.workers ORDER BY d.destination",
     {}};
 
 // Inside a transaction; into `memory`.

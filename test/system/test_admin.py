@@ -157,7 +157,8 @@ def test_the_schema_may_be_renamed(db, role):
 
 WRITE = {"idem_begin", "idem_try_begin", "idem_complete", "idem_run", "idem_hash", "idem_peek", "outbox_emit",
          "outbox_cancel", "outbox_event_id", "inbox_accept"}
-CONSUME = {"outbox_fetch", "outbox_ack", "outbox_nack", "outbox_renew", "outbox_release"}
+CONSUME = {"outbox_fetch", "outbox_ack", "outbox_nack", "outbox_renew", "outbox_release", "outbox_record", "outbox_wait"}
+RELAY = CONSUME | {"outbox_relay_destination", "outbox_relay_options", "outbox_options_of_kind"}
 ADMIN_ONLY = {"outbox_create_destination", "outbox_alter_destination", "outbox_drop_destination", "outbox_pause",
               "outbox_resume", "outbox_retry", "outbox_discard", "outbox_consent", "outbox_cleanup", "idem_forget",
               "idem_cleanup", "retrysafe_grant", "retrysafe_revoke", "outbox_register_kind"}
@@ -166,6 +167,7 @@ ADMIN_ONLY = {"outbox_create_destination", "outbox_alter_destination", "outbox_d
 def test_each_access_is_exactly_its_set(db, role):
     assert executable(db, role("write")) == WRITE
     assert executable(db, role("consume")) == CONSUME
+    assert executable(db, role("relay")) == RELAY
     monitor = role("monitor")
     assert not executable(db, monitor) & (ADMIN_ONLY | CONSUME | {"outbox_emit", "idem_begin"})
     assert accessible(db, monitor) == views(db)
@@ -174,7 +176,7 @@ def test_each_access_is_exactly_its_set(db, role):
     admin = role("admin")
     assert executable(db, admin) >= WRITE | CONSUME | ADMIN_ONLY
     assert accessible(db, admin) == views(db)
-    for other in ("write", "consume"):
+    for other in ("write", "consume", "relay"):
         assert accessible(db, role(other)) == set()
 
 
@@ -221,7 +223,7 @@ def test_grants_need_a_role_and_a_known_access(db, role, function):
     session = db.connect()
     name = role()
     for access in (None, "", "all", "WRITE"):
-        assert "write, consume, monitor" in refused(
+        assert "write, consume, relay, monitor" in refused(
             session, "RS214", f"SELECT {function}(%s::regrole, %s)", name, access).diag.message_hint
     refused(session, "RS214", f"SELECT {function}(NULL, 'write')")
     refused(session, "RS214", f"SELECT {function}(0::regrole, 'write')")

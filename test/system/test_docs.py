@@ -79,6 +79,9 @@ def signatures(database):
             continue
         out = re.findall(r"OUT (\w+ \w+)", arguments)
         arguments = re.sub(r",? ?OUT .*", "", arguments)
+        if result is None:  # a procedure
+            yield f"{name}({re.sub(r'^IN |(?<=, )IN ', '', arguments)})"
+            continue
         yield f"{name}({arguments}) → {'(' + ', '.join(out) + ')' if out else result}"
 
 
@@ -155,8 +158,8 @@ def test_the_accesses_are_what_they_are(catalog, reference):
     for access, _, names in table(section(reference, "retrysafe_grant")):
         found = {name for name, in catalog.sql(
             "SELECT DISTINCT proname::text FROM retrysafe_objects_of(%s) o JOIN pg_proc p ON p.oid = o.object"
-            " WHERE o.kind = 'FUNCTION'", access)}
-        if access in ("write", "consume"):
+            " WHERE o.kind = 'ROUTINE'", access)}
+        if access in ("write", "consume", "relay"):
             assert set(names.split(", ")) == found
 
 

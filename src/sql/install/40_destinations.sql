@@ -4,22 +4,23 @@ CREATE FUNCTION @extschema@.outbox_create_destination(
   name text, kind text, options jsonb DEFAULT '{}', start_at text DEFAULT 'now', event_types text[] DEFAULT NULL,
   shards integer DEFAULT 1, max_attempts integer DEFAULT 10, backoff interval DEFAULT '1 second',
   backoff_max interval DEFAULT '10 minutes', on_exhausted text DEFAULT 'dead_letter',
-  batch_events integer DEFAULT 500, batch_bytes integer DEFAULT 4194304, lease interval DEFAULT '30 seconds')
+  batch_events integer DEFAULT 500, batch_bytes integer DEFAULT 4194304, lease interval DEFAULT '30 seconds',
+  workers boolean DEFAULT true)
 RETURNS integer LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'retrysafe_outbox_create_destination';
 COMMENT ON FUNCTION @extschema@.outbox_create_destination(
-  text, text, jsonb, text, text[], integer, integer, interval, interval, text, integer, integer, interval)
+  text, text, jsonb, text, text[], integer, integer, interval, interval, text, integer, integer, interval, boolean)
 IS 'makes a destination that events are published to; start_at is now, earliest or a position';
 
 CREATE FUNCTION @extschema@.outbox_alter_destination(
   name text, options jsonb DEFAULT NULL, event_types text[] DEFAULT NULL, shards integer DEFAULT NULL,
   max_attempts integer DEFAULT NULL, backoff interval DEFAULT NULL, backoff_max interval DEFAULT NULL,
   on_exhausted text DEFAULT NULL, batch_events integer DEFAULT NULL, batch_bytes integer DEFAULT NULL,
-  lease interval DEFAULT NULL)
+  lease interval DEFAULT NULL, workers boolean DEFAULT NULL)
 RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'retrysafe_outbox_alter_destination';
 COMMENT ON FUNCTION @extschema@.outbox_alter_destination(
-  text, jsonb, text[], integer, integer, interval, interval, text, integer, integer, interval)
+  text, jsonb, text[], integer, integer, interval, interval, text, integer, integer, interval, boolean)
 IS 'changes a destination; null leaves a value as it is, options are merged and null removes one, empty event_types mean all';
 
 CREATE FUNCTION @extschema@.outbox_drop_destination(name text)

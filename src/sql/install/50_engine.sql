@@ -35,3 +35,31 @@ RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'retrysafe_outbox_release';
 COMMENT ON FUNCTION @extschema@.outbox_release(text)
 IS 'ends the lease of a batch: what was not acknowledged is handed out again at once';
+
+CREATE FUNCTION @extschema@.outbox_record(
+  batch text, outcomes jsonb DEFAULT NULL, unreachable text DEFAULT NULL, retry_after interval DEFAULT NULL)
+RETURNS timestamptz LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'retrysafe_outbox_record';
+COMMENT ON FUNCTION @extschema@.outbox_record(text, jsonb, text, interval)
+IS 'records what became of a batch, and that its destination was unreachable; returns when to try that again';
+
+CREATE PROCEDURE @extschema@.outbox_wait(destinations text[], timeout interval DEFAULT '30 seconds')
+LANGUAGE c
+AS 'MODULE_PATHNAME', 'retrysafe_outbox_wait';
+COMMENT ON PROCEDURE @extschema@.outbox_wait(text[], interval)
+IS 'waits, without a snapshot, until there may be something to fetch';
+
+CREATE FUNCTION @extschema@.outbox_relay_destination(destination text)
+RETURNS TABLE (kind text, library text, version text, shards integer, batch_events integer, batch_bytes integer,
+               lease_ms bigint, on_exhausted text, paused boolean)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'retrysafe_outbox_relay_destination';
+COMMENT ON FUNCTION @extschema@.outbox_relay_destination(text)
+IS 'how a destination is to be published to by somebody else than a worker; the version changes with any of it';
+
+CREATE FUNCTION @extschema@.outbox_relay_options(destination text)
+RETURNS TABLE (option text, value text, source text)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'retrysafe_outbox_relay_options';
+COMMENT ON FUNCTION @extschema@.outbox_relay_options(text)
+IS 'the options of a destination as its sink gets them, secrets included; source: inline, or the file or environment variable to read on the machine of the relay';

@@ -23,12 +23,16 @@ AS $$
                                         AND d.refclassid = 'pg_proc'::regclass
      WHERE r.ev_class IN (SELECT oid FROM views)
   )
-  SELECT 'FUNCTION', f.oid, f.identity
+  SELECT 'ROUTINE', f.oid, f.identity
     FROM functions f
    WHERE CASE access
          WHEN 'write' THEN f.name IN ('idem_begin', 'idem_try_begin', 'idem_complete', 'idem_run', 'idem_hash',
                                       'idem_peek', 'outbox_emit', 'outbox_cancel', 'outbox_event_id', 'inbox_accept')
-         WHEN 'consume' THEN f.name IN ('outbox_fetch', 'outbox_ack', 'outbox_nack', 'outbox_renew', 'outbox_release')
+         WHEN 'consume' THEN f.name IN ('outbox_fetch', 'outbox_ack', 'outbox_nack', 'outbox_renew', 'outbox_release',
+                                        'outbox_record', 'outbox_wait')
+         WHEN 'relay' THEN f.name IN ('outbox_fetch', 'outbox_ack', 'outbox_nack', 'outbox_renew', 'outbox_release',
+                                      'outbox_record', 'outbox_wait', 'outbox_relay_destination', 'outbox_relay_options',
+                                      'outbox_options_of_kind')
          WHEN 'monitor' THEN f.oid IN (SELECT oid FROM called_by_views)
          WHEN 'admin' THEN true
          END
@@ -55,7 +59,7 @@ BEGIN
 END
 $$;
 COMMENT ON FUNCTION @extschema@.retrysafe_grant(regrole, text)
-IS 'gives a role the access write, consume, monitor or admin';
+IS 'gives a role the access write, consume, relay, monitor or admin';
 
 CREATE FUNCTION @extschema@.retrysafe_revoke(role regrole, access text)
 RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -70,7 +74,7 @@ BEGIN
   -- all others, so revoking it takes everything.
   EXECUTE pg_catalog.format(
     $q$SELECT pg_catalog.array_agg(other)
-         FROM pg_catalog.unnest(ARRAY['write', 'consume', 'monitor', 'admin']) AS other
+         FROM pg_catalog.unnest(ARRAY['write', 'consume', 'relay', 'monitor', 'admin']) AS other
         WHERE $2 <> 'admin' AND other <> $2 AND %s.retrysafe_holds($1, other)$q$, schema)
     INTO kept USING role, access;
   FOR o IN EXECUTE pg_catalog.format(
@@ -94,9 +98,9 @@ CREATE FUNCTION @extschema@.retrysafe_check_access(role regrole, access text)
 RETURNS void LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-  IF access IS NULL OR access NOT IN ('write', 'consume', 'monitor', 'admin') THEN
+  IF access IS NULL OR access NOT IN ('write', 'consume', 'relay', 'monitor', 'admin') THEN
     RAISE EXCEPTION 'unknown access %', coalesce('"' || access || '"', 'NULL')
-      USING ERRCODE = 'RS214', HINT = 'It must be write, consume, monitor or admin.';
+      USING ERRCODE = 'RS214', HINT = 'It must be write, consume, relay, monitor or admin.';
   END IF;
   IF role IS NULL OR role = 0 THEN
     RAISE EXCEPTION 'access is given to a role, not to everybody'
@@ -127,7 +131,7 @@ DECLARE
 BEGIN
   FOR given IN
     WITH objects AS (
-      SELECT 'FUNCTION' AS kind, 'pg_proc'::regclass AS catalog, oid, oid::regprocedure::text AS identity,
+      SELECT 'ROUTINE' AS kind, 'pg_proc'::regclass AS catalog, oid, oid::regprocedure::text AS identity,
              coalesce(proacl, pg_catalog.acldefault('f', proowner)) AS acl, proowner AS owner
         FROM pg_proc
       UNION ALL

@@ -1,4 +1,4 @@
-#include "sinks/resolver.hpp"
+#include "sinks/postgres/resolver.hpp"
 
 #include <netdb.h>
 #include <pthread.h>

@@ -1,1 +1,0 @@
-SELECT handwritten_plus.place_order(@key@, @digest@, @request@);

@@ -1,1 +1,0 @@
-"""Real brokers on loopback for the tests, one module for each kind of destination, and what all kinds have to pass."""
