@@ -1,7 +1,7 @@
 # retrysafe: PGXS build.   make · make install · make installcheck
 #
 #   PG_CONFIG=/path/to/pg_config   the server to build for
-#   SINKS="http postgres"          which destination modules to build
+#   SINKS="http postgres"          which destination modules to build; by default those whose client library is here
 #   FAULT_POINTS=1                 test builds: named places that fail on command
 #   WERROR=1                       warnings are errors (what CI does)
 
@@ -21,10 +21,17 @@ ISOLATION_OPTS = --inputdir=test/isolation --outputdir=build/isolation
 REGRESS_OPTS = --outputdir=build/regress
 
 # The null sink misbehaves on command: for tests only.
-SINKS       ?= $(sort $(filter-out core server $(if $(FAULT_POINTS),,null),$(shell awk '$$2 ~ /\.cpp$$/ { print $$1 }' src/sources.txt)))
+ifndef SINKS
+kinds       := $(sort $(filter-out core server $(if $(FAULT_POINTS),,null),$(shell awk '$$2 ~ /\.cpp$$/ { print $$1 }' src/sources.txt)))
+missing_of   = $(foreach package,$(patsubst pkg:%,%,$(filter pkg:%,$(call source_list,$(1)))),$(shell pkg-config --exists $(package) || echo $(package)))
+$(foreach kind,$(kinds),$(eval missing_$(kind) := $(call missing_of,$(kind))))
+$(foreach kind,$(kinds),$(if $(missing_$(kind)),$(info destinations of kind "$(kind)" are left out: pkg-config does not find $(missing_$(kind)))))
+SINKS       := $(foreach kind,$(kinds),$(if $(missing_$(kind)),,$(kind)))
+endif
 sink_modules = $(foreach sink,$(SINKS),retrysafe_$(sink).so)
 
 EXTRA_CLEAN  = src/sql/retrysafe--$(EXT_VERSION).sql $(sink_modules) build/regress build/isolation \
+               $(wildcard src/sinks/*.o src/sinks/*.d) \
                $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.o src/sinks/$(sink)/*.d)) \
                $(OBJS:.o=.d)
 
@@ -60,20 +67,21 @@ override with_llvm = no
 PGXS        := $(shell $(PG_CONFIG) --pgxs)
 include $(PGXS)
 
-# The install script is its parts, in the order of their numbers.
-src/sql/retrysafe--$(EXT_VERSION).sql: $(sort $(wildcard src/sql/install/*.sql)) retrysafe.control
-	cat $(filter %.sql,$^) > $@
+# The install script is its parts, in the order of their numbers. The library knows of how many pieces a ring is made.
+src/sql/retrysafe--$(EXT_VERSION).sql: $(sort $(wildcard src/sql/install/*.sql)) retrysafe.control src/pg/extension.hpp
+	sed "s/@ring_pieces@/$$(sed -n 's/.* kRingPieces = \([0-9]*\);.*/\1/p' src/pg/extension.hpp)/g" $(filter %.sql,$^) > $@
 
 # Each destination kind is a library of its own, so that no client library is ever mapped into a user's backend.
 define sink_rule
 sink_objects_$(1) := $$(patsubst %.cpp,%.o,$$(filter %.cpp,$$(call source_list,$(1))) $$(call source_list,core))
 retrysafe_$(1).so: $$(sink_objects_$(1))
-	$$(CXX) -shared $$(LDFLAGS) $$(exports) -o $$@ $$^ $$(filter -l%,$$(call source_list,$(1)))
+	$$(CXX) -shared $$(LDFLAGS) $$(exports) -o $$@ $$(filter %.o,$$^) $$(filter -l%,$$(call source_list,$(1)))
 endef
 $(foreach sink,$(SINKS),$(eval $(call sink_rule,$(sink))))
 src/sinks/postgres/%.o: override CPPFLAGS += -isystem $(shell $(PG_CONFIG) --includedir)
 
 all: $(sink_modules)
+$(MODULE_big).so $(sink_modules): src/exports.map src/sources.txt
 $(OBJS) $(foreach sink,$(SINKS),$(sink_objects_$(sink))): build/flags
 installcheck: | build
 build:
@@ -89,4 +97,4 @@ uninstall-sinks:
 	rm -rf '$(DESTDIR)$(includedir_server)/extension/retrysafe'
 .PHONY: install-sinks uninstall-sinks
 
--include $(wildcard $(OBJS:.o=.d) $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.d)))
+-include $(wildcard $(OBJS:.o=.d) src/sinks/*.d $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.d)))

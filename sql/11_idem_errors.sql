@@ -97,5 +97,8 @@ ROLLBACK;
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT idem_cleanup();
 ROLLBACK;
+BEGIN;
+SELECT idem_cleanup(), outbox_cleanup();
+ROLLBACK;
 -- Nothing of all that is left.
 SELECT count(*) FROM idempotency_records;

@@ -17,11 +17,11 @@ ALLOWED = {  # folder of the file -> folders and files that it may include, besi
     "sink": ["core"],
     "runtime": ["core", "pg", "storage", "settings.hpp", "idempotency", "outbox", "sink"],
     "module.cpp": ["core", "pg", "settings.hpp", "idempotency", "outbox", "sink", "runtime"],
-    "sinks": ["core", "sink/abi.h", "sink/kit.hpp"],
+    "sinks": ["core", "sink/abi.h", "sink/kit.hpp", "sinks/resolver.hpp"],
 }
-CLIENT_HEADERS = {  # header -> the only folder for it
+CLIENT_HEADERS = {  # header -> the only folder, or folders, for it
     r"curl/": "sinks/http/",
-    r"openssl/": "sinks/http/",
+    r"openssl/": ("sinks/http/", "sinks/rabbitmq/"),
     r"libpq-fe\.h": "sinks/postgres/",
     r"librdkafka/": "sinks/kafka/",
     r"nats/": "sinks/nats/",
@@ -47,7 +47,7 @@ for path in cpp_files():
         server_seen = header == "pg/server.hpp"
         for pattern, place in CLIENT_HEADERS.items():
             if re.match(pattern, header) and not name.startswith(place):
-                complain(path, line, f"{header} is for src/{place} only")
+                complain(path, line, f"{header} is for {place} only")
         if kind == "<":
             continue
         if (TOP / "src" / header).exists():

@@ -1,5 +1,6 @@
 """D1, how fast a backlog is drained; D2, whether that stays so while a snapshot is held."""
 import contextlib
+import functools
 import time
 
 from driver import queues, subjects
@@ -8,53 +9,78 @@ from driver.footprint import dead_rows
 from driver.numbers import Ratio, median, rate
 from driver.results import Bars, Check, Lines, Result
 
-D1_BATCH, D1_TICK = 500, 10_000
+SMALL, LARGE = 500, 10_000          # events in a batch of D1: the default of ours, and what lies between two ticks of PgQ
 D2_BATCH, D2_ROUND = 100, 10_000
 
 
 @contextlib.contextmanager
-def _prepared(queues_wanted, batch):
+def _prepared(candidates):
     """A cluster with those queues that can be had: yields ({queue: connection}, cluster, what is missing)."""
     with Cluster(synchronous_commit="off") as cluster, contextlib.ExitStack() as at_end:
-        present, missing = subjects.create_all(cluster, queues_wanted)
+        present, missing = subjects.create_all(cluster, candidates)
         connections = {queue: at_end.enter_context(cluster.connect(queue.database)) for queue in present}
         for queue, connection in connections.items():
-            queue.prepare_drain(connection, batch)
+            queue.prepare_drain(connection)
         yield connections, cluster, missing
+
+
+def _d1(kind, batch, how="", **options):
+    """One way to drain, in a database of its own."""
+    queue = kind(batch, **options)
+    queue.label += f"{how}, {batch:,} in a batch"
+    queue.database += f"_{'server' if queue.in_server else 'client'}_{batch}"
+    return queue
 
 
 def backlog(run):
     pending = run.size(full=500_000, quick=50_000)
-    with _prepared(queues.with_relay(), D1_BATCH) as (connections, cluster, missing):
+    client, loop = ", by a client", ", by a loop in the server"
+    ours, ours_large = _d1(queues.Worker, SMALL), _d1(queues.Worker, LARGE)
+    by_hand, by_hand_large = _d1(queues.by_hand, SMALL, client), _d1(queues.by_hand, LARGE, client)
+    by_hand_loop = _d1(queues.by_hand, SMALL, loop, in_server=True)
+    plus = _d1(queues.by_hand, SMALL, client, subject=subjects.HANDWRITTEN_PLUS)
+    pgq, pgq_loop = _d1(queues.pgq, LARGE, client), _d1(queues.pgq, LARGE, loop, in_server=True)
+    with _prepared([ours, by_hand, ours_large, pgq, by_hand_loop, pgq_loop, by_hand_large, plus]) as (connections, cluster, missing):
         speed = {queue: [] for queue in connections}
         for round_number in run.rounds("D1"):
-            for queue, connection in connections.items():
-                queue.hold(connection)
-                queue.emit(connection, pending, per_transaction=100, batch=D1_TICK)
-                execute(connection, "ANALYZE")
-            cluster.checkpoint()
-            for queue in run.turn(list(connections), round_number):
-                batch = D1_TICK if queue.subject == subjects.PGQ else D1_BATCH
-                speed[queue].append(pending / queue.relay(cluster, connections[queue], pending, batch))
-    by_label = {queue.label: values for queue, values in speed.items()}
-    worker = by_label["retrysafe, worker"]
-    over_b = Ratio(worker, by_label[subjects.HANDWRITTEN.label])
-    checks = [Check(f"to (b) {over_b}", over_b.value >= 10)]
-    if subjects.PGQ.label in by_label:
-        over_c = Ratio(worker, by_label[subjects.PGQ.label])
-        checks.append(Check(f"to (c) {over_c}", over_c.value >= 2))
-    else:
-        checks.append(Check("to (c): not measured", None))
+            turn = run.turn(list(connections), round_number)
+            # Two at a time, so that the events of all are in shared buffers when they are drained.
+            for pair in zip(turn[::2], [*turn[1::2], None]):
+                pair = list(filter(None, pair))
+                queues.in_parallel(*(functools.partial(queue.fill, connections[queue], pending) for queue in pair))
+                cluster.checkpoint()
+                for queue in pair:
+                    speed[queue].append(pending / queue.empty(cluster, connections[queue]))
+
     return {"D1": Result(
-        measured=[f"{label}: {rate(median(values))}" for label, values in by_label.items()],
-        checks=checks, missing=missing,
-        settings=f"synchronous_commit = off (workers record synchronously all the same); {pending:,} events, {D1_BATCH} in a batch, {D1_TICK:,} between two ticks of PgQ",
-        charts=[Bars("D1: events drained per second", "1/s", by_label)])}
+        measured=[f"{queue.label}: {rate(median(values))}" for queue, values in speed.items()]
+        + [f"not judged: {SMALL} in a batch, to (b+) {Ratio(speed[ours], speed[plus])}; {LARGE:,} in a batch, to (b) "
+           f"{Ratio(speed[ours_large], speed[by_hand_large])}"],
+        checks=[_judged("(b)", speed, ours, (by_hand, by_hand_loop), 10), _judged("(c)", speed, ours_large, (pgq, pgq_loop), 2)],
+        missing=missing,
+        settings=f"synchronous_commit = off (workers record synchronously all the same); {pending:,} events; judged with as many "
+                 "events in a batch on both sides, and against the way to drain that is the faster one for the reference",
+        charts=[Bars("D1: events drained per second", "1/s", {queue.label: values for queue, values in speed.items()})])}
+
+
+def _judged(name, speed, ours, ways, goal):
+    """The reference has several ways; the fastest one counts."""
+    measured = [way for way in ways if way in speed]
+    if not measured:
+        return Check(f"to {name}: not measured", None)
+    fastest = max(measured, key=lambda way: median(speed[way]))
+    ratio = Ratio(speed[ours], speed[fastest])
+    return Check(f"{ours.batch:,} in a batch, to {fastest.label}: {ratio}", ratio.value >= goal)
 
 
 def held_snapshot(run):
-    rounds, budget = run.size(full=100, quick=10), run.size(full=200, quick=8)
-    with _prepared(queues.every(), D2_BATCH) as (connections, cluster, missing), contextlib.ExitStack() as at_end:
+    rounds, budget = run.size(full=100, quick=10), run.size(full=90, quick=6)
+    wanted = [
+        queues.Worker(D2_BATCH, database="retrysafe_worker"),
+        queues.Pull(subjects.RUN, "retrysafe", D2_BATCH, label="retrysafe, fetch and ack", database="retrysafe_pull", in_server=True),
+        queues.by_hand(D2_BATCH), queues.by_hand(D2_BATCH, subject=subjects.HANDWRITTEN_PLUS), queues.pgq(D2_BATCH),
+    ]
+    with _prepared(wanted) as (connections, cluster, missing), contextlib.ExitStack() as at_end:
         for queue in connections:
             holder = at_end.enter_context(cluster.connect(queue.database, autocommit=False))
             holder.set_session(isolation_level="REPEATABLE READ")
@@ -66,9 +92,9 @@ def held_snapshot(run):
                 if queue.extension == "retrysafe" or sum(D2_ROUND / value for value in drains[queue]) < budget:
                     queue.hold(connections[queue])
                     start = time.monotonic()
-                    queue.emit(connections[queue], D2_ROUND, per_transaction=D2_BATCH, batch=D2_BATCH)
+                    queue.emit(connections[queue], D2_ROUND, per_transaction=D2_BATCH)
                     emits[queue].append(D2_ROUND / (time.monotonic() - start))
-                    drains[queue].append(D2_ROUND / queue.drain(connections[queue], D2_BATCH))
+                    drains[queue].append(D2_ROUND / queue.drain(connections[queue]))
             if round_number % 10 == 9:
                 for connection in connections.values():
                     execute(connection, "ANALYZE")

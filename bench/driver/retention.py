@@ -1,5 +1,6 @@
 """R1: what retention costs, and what those who emit meanwhile notice of it."""
 import contextlib
+import functools
 import time
 
 from driver import queues, subjects
@@ -59,8 +60,7 @@ def measure(run):
     with _prepared() as (cluster, connections):
         seconds, wal = {queue: [] for queue in connections}, {queue: [] for queue in connections}
         for number in run.rounds("R1"):
-            for queue, connection in connections.items():
-                _fill(cluster, queue, connection, rows)
+            queues.in_parallel(*(functools.partial(_fill, queue, connection, rows) for queue, connection in connections.items()))
             cluster.checkpoint()
             for queue in run.turn(list(connections), number):
                 _let_go(cluster, queue)
@@ -94,17 +94,17 @@ def _prepared():
     # Workers would take the steps before they can be measured.
     with Cluster(synchronous_commit="off", **{"retrysafe.workers_per_database": "0"}) as cluster, contextlib.ExitStack() as end:
         connections = {}
-        for queue in (_Ring(OURS, "retrysafe_ring", subjects.RUN, "retrysafe"),
-                      _ByHand(BY_HAND, "handwritten", subjects.HANDWRITTEN, "handwritten")):
+        for queue in (_Ring(subjects.RUN, "retrysafe", 100, label=OURS),
+                      _ByHand(subjects.HANDWRITTEN, "handwritten", 100, label=BY_HAND)):
             queue.create(cluster)
             cluster.sql((SQL / "answers" / f"{queue.file}.sql").read_text(), database=queue.database)
             connections[queue] = end.enter_context(cluster.connect(queue.database))
         yield cluster, connections
 
 
-def _fill(cluster, queue, connection, rows):
+def _fill(queue, connection, rows):
     first = queue.emitted + 1
-    queue.emit(connection, rows, per_transaction=100, batch=100)
+    queue.emit(connection, rows, per_transaction=100)
     execute(connection, "CALL save_answers(%s, %s, 100)", (first, queue.emitted))
     execute(connection, "ANALYZE")
 
@@ -136,7 +136,7 @@ def _set(cluster, queue, settings):
 
 def _beside_emits(run, cluster, queue, connection, rows, held_by_dump):
     """p99 of an emit, before and during the clean-up."""
-    _fill(cluster, queue, connection, rows)
+    _fill(queue, connection, rows)
     full = queue.newest(connection)
     cluster.checkpoint()
     with contextlib.ExitStack() as at_end:

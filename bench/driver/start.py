@@ -1,8 +1,9 @@
 """D3: a server starts with a large backlog."""
 import contextlib
+import functools
 import time
 
-from driver import queues, subjects
+from driver import queues
 from driver.cluster import Cluster, execute, private_memory
 from driver.numbers import duration, median, size
 from driver.results import Check, Lines, Result
@@ -15,15 +16,15 @@ def measure(run):
     # Nothing is published while the backlog grows. The second database has nothing to publish: its worker is idle.
     with Cluster(synchronous_commit="off", **{"retrysafe.publish": "off"}) as cluster:
         for database in ("pending", "idle"):
-            queue = queues.Worker("retrysafe, worker", database, subjects.RUN, "retrysafe")
+            queue = queues.Worker(500, database=database)
             queue.create(cluster)
             with cluster.connect(database) as session:
-                queue.prepare_drain(session, 500)
-        with cluster.connect("pending") as session:
-            run.say(f"D3: {due + delayed:,} events")
-            execute(session, "CALL emit_events(%s, %s, 100)", (1, due))
-            execute(session, "CALL emit_delayed(%s, %s, 100)", (due + 1, due + delayed))
-            execute(session, "ANALYZE")
+                queue.prepare_drain(session)
+        run.say(f"D3: {due + delayed:,} events")
+        half = due + delayed // 2
+        queues.in_parallel(*(functools.partial(cluster.sql, f"CALL {what}(%s, %s, 100)", numbers, "pending") for what, numbers in (
+            ("emit_events", (1, due)), ("emit_delayed", (due + 1, half)), ("emit_delayed", (half + 1, due + delayed)))))
+        cluster.sql("ANALYZE", database="pending")
         with (cluster.directory / "data/postgresql.conf").open("a") as file:
             file.write("retrysafe.publish = on\n")
         started = []

@@ -54,10 +54,12 @@ class Subject:
 
 BARE = Subject("bare", "(a) bare business insert")
 HANDWRITTEN = Subject("handwritten", "(b) hand-written SQL")
+HANDWRITTEN_PLUS = Subject("handwritten_plus", "(b+) hand-written SQL, same columns and look-ups")
 PGQ = Subject("pgq_orders", "(c) PgQ", extension="pgq")
 RUN = Subject("retrysafe_run", "retrysafe, idem_run", extension="retrysafe")
 CALLS = Subject("retrysafe_calls", "retrysafe, three calls", extension="retrysafe")
 OURS = (RUN, CALLS)
+BY_HAND = (HANDWRITTEN, HANDWRITTEN_PLUS)
 
 
 def numbered(count):

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <string>
 
+#include "core/route_template.hpp"
+
 namespace retrysafe {
 
 namespace {
@@ -18,8 +20,9 @@ struct TypeName {
 };
 
 constexpr TypeName type_names[] = {
-    {kString, "string"}, {kInteger, "integer"}, {kBoolean, "boolean"}, {kDuration, "duration"}, {kUrl, "url"},
-    {kEnum, "enum"},     {kSecret, "secret"},   {kFile, "file"},       {kHeaders, "headers"},
+    {kString, "string"},     {kInteger, "integer"}, {kBoolean, "boolean"}, {kDuration, "duration"},
+    {kUrl, "url"},           {kEnum, "enum"},       {kSecret, "secret"},   {kFile, "file"},
+    {kTemplate, "template"}, {kHeaders, "headers"},
 };
 
 __attribute__((__format__(__printf__, 3, 4))) bool refuse(OptionProblem *problem, const std::string &hint,
@@ -82,6 +85,10 @@ std::string expectation(const OptionDescription &option) {
       return "It must be an object whose members are header names and strings without control characters.";
     case kFile:
       return "It must be the path of a file, as a string.";
+    case kTemplate:
+      return "It must be a string of " + std::to_string(option.min) + " to " + std::to_string(option.max) +
+             " bytes, in which {type}, {ordering_key} and {header:NAME} stand for parts of the event, and {{ "
+             "and }} for braces.";
     case kString:
     case kSecret:
       break;
@@ -172,6 +179,7 @@ bool is_good(const OptionDescription &option, OptionSource source, const GivenOp
     return ms && within(option, *ms);
   }
   if (option.type == kUrl) return is_url(text);
+  if (option.type == kTemplate && !is_route_template(text)) return false;
   if (option.type == kEnum) return is_choice(option.choices, text);
   return within(option, text.size());
 }

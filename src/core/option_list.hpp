@@ -26,9 +26,10 @@ enum class OptionType {
   kDuration,  // JSON string with a unit, "250ms"; sinks get milliseconds
   kUrl,       // http or https
   kEnum,
-  kSecret,   // never shown; may be given as NAME_file or NAME_env instead
-  kFile,     // of the server, below the directory that a superuser allowed
-  kHeaders,  // object of strings; sinks get one option NAME.MEMBER for each; values are never shown
+  kSecret,    // never shown; may be given as NAME_file or NAME_env instead
+  kFile,      // of the server, below the directory that a superuser allowed
+  kTemplate,  // of a name, see route_template.hpp
+  kHeaders,   // object of strings; sinks get one option NAME.MEMBER for each; values are never shown
 };
 
 struct OptionDescription {

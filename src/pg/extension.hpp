@@ -43,7 +43,7 @@ namespace retrysafe::pg {
   X(outbox_windows)                 \
   X(outbox_windows_pkey)
 
-inline constexpr int kRingPieces = 3;
+inline constexpr int kRingPieces = 3;  // the Makefile reads it for the install script
 
 struct Extension {
   Oid oid;

@@ -223,7 +223,7 @@ Turn turn(const RingKeeper &keeper) {
 
 bool may_turn_here() {
   if (!IsTransactionBlock() && !IsSubTransaction()) return true;
-  pg::warn(kWrongIsolation, "Call the function by itself, outside of a transaction block.",
+  pg::warn(kInTransactionBlock, "Call the function by itself, outside of a transaction block.",
            "the rings are not turned inside of a transaction block");
   return false;
 }

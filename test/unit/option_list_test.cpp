@@ -95,6 +95,19 @@ TEST(OptionList, Enums) {
     EXPECT_NE(http_problem(text("mode", bad)), "") << bad;
 }
 
+TEST(OptionList, Templates) {
+  const OptionDescription list[] = {{.name = "topic", .type = OptionType::kTemplate, .min = 1, .max = 20}};
+  OptionProblem problem{};
+  const auto good = [&](const char *value) {
+    const GivenOption given = text("topic", value);
+    return check_options(list, {&given, 1}, &problem);
+  };
+  EXPECT_TRUE(good("orders.{type}"));
+  for (const char *bad : {"", "orders.{kind}", "a\n", "a.{type}.{ordering_key}"})
+    EXPECT_FALSE(good(bad)) << bad;
+  EXPECT_NE(std::string(problem.hint).find("{header:NAME}"), std::string::npos);
+}
+
 TEST(OptionList, HeadersAreStringsWithGoodNames) {
   const auto problem = [](std::string_view name, JsonKind kind, std::string_view value) {
     const GivenOption member{name, kind, value};
@@ -160,7 +173,7 @@ TEST(OptionList, DescriptionsOfOtherPackagesAreChecked) {
 
 TEST(OptionList, TypesHaveNamesBothWays) {
   for (const char *name :
-       {"string", "integer", "boolean", "duration", "url", "enum", "secret", "file", "headers"})
+       {"string", "integer", "boolean", "duration", "url", "enum", "secret", "file", "template", "headers"})
     EXPECT_STREQ(option_type_name(option_type(name).value()), name);
   EXPECT_FALSE(option_type("regex"));
 }

@@ -13,7 +13,7 @@
 #include "core/address_filter.hpp"
 #include "sink/kit.hpp"
 #include "sinks/postgres/delivery_statement.hpp"
-#include "sinks/postgres/resolver.hpp"
+#include "sinks/resolver.hpp"
 
 namespace retrysafe::sink {
 

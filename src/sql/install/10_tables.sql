@@ -173,7 +173,7 @@ BEGIN
   FOR parent, pkey IN VALUES ('idem_records', 'key, scope'), ('outbox_log', 'id'),
                              ('outbox_windows', 'destination, shard, window_no'),
                              ('outbox_batches', 'destination, shard, seq') LOOP
-    FOR piece IN 1..3 LOOP
+    FOR piece IN 1..@ring_pieces@ LOOP
       -- Rows are only added, and the piece goes as a whole: vacuuming it because of insertions would be for nothing.
       EXECUTE pg_catalog.format(
         'CREATE TABLE @extschema@.%1$I (CONSTRAINT %2$I PRIMARY KEY (%3$s)) INHERITS (@extschema@.%4$I) '
@@ -191,7 +191,7 @@ END
 $$;
 
 -- What becomes of the pieces of the rings. The highest generation of a ring takes the new rows; before the first
--- row is here, that is generation 1. A generation lives in piece (generation - 1) % 3 + 1, and its row goes when the
+-- row is here, that is generation 1. A generation lives in piece (generation - 1) % @ring_pieces@ + 1, and its row goes when the
 -- piece is emptied. Whoever chooses a piece holds a lock on this table meanwhile.
 CREATE TABLE @extschema@.ring_pieces (
   ring            text COLLATE "C" NOT NULL, -- records | log | progress

@@ -58,7 +58,7 @@ CREATE VIEW @extschema@.ring_status AS
      WHERE d.lost_at IS NULL
      GROUP BY d.name
   )
-  SELECT p.ring, p.generation, (p.generation - 1) % 3 + 1 AS piece,
+  SELECT p.ring, p.generation, (p.generation - 1) % @ring_pieces@ + 1 AS piece,
          CASE WHEN p.retired THEN 'retired'
               WHEN p.generation = pg_catalog.max(p.generation) OVER (PARTITION BY p.ring) THEN 'active'
               WHEN p.sealed_at IS NOT NULL THEN 'sealed'
@@ -89,7 +89,7 @@ CREATE VIEW @extschema@.ring_status AS
              JOIN pg_catalog.pg_class a ON a.oid = r.parent
              JOIN pg_catalog.pg_inherits i ON i.inhparent = r.parent
              JOIN pg_catalog.pg_class c
-               ON c.oid = i.inhrelid AND c.relname = a.relname || '_' || ((p.generation - 1) % 3 + 1)
+               ON c.oid = i.inhrelid AND c.relname = a.relname || '_' || ((p.generation - 1) % @ring_pieces@ + 1)
             WHERE r.ring = p.ring) AS size;
 COMMENT ON VIEW @extschema@.ring_status
 IS 'the pieces of the rings of records, events and progress, and what holds back those that could be emptied';

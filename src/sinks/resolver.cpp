@@ -1,4 +1,4 @@
-#include "sinks/postgres/resolver.hpp"
+#include "sinks/resolver.hpp"
 
 #include <netdb.h>
 #include <pthread.h>

@@ -1,0 +1,1 @@
+SELECT handwritten_plus.place_order(@key@, @digest@, @request@);
