@@ -232,7 +232,7 @@ def test_every_option_is_in_the_manual_as_it_is(catalog):
                 span, default = [value(end) for end in span.split(" to ")], default and default if default == "required" else value(default)
             elif kind_of_value == "enum":
                 span = span.split(", ")
-            written[option] = (kind_of_value, default or None, span or None)
+            written[option] = (kind_of_value, None if default == "" else default, span or None)
         assert written == expected, kind
 
 

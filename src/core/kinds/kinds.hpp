@@ -26,6 +26,7 @@ namespace kinds {
 
 extern const BuiltInKind function;
 extern const BuiltInKind http;
+extern const BuiltInKind kafka;
 extern const BuiltInKind postgres;
 extern const BuiltInKind pull;
 

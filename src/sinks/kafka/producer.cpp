@@ -1,0 +1,95 @@
+#include "sinks/kafka/producer.hpp"
+
+#include <cstdint>
+#include <stdexcept>
+
+#include "sinks/kafka/delivery.hpp"
+
+namespace retrysafe::kafka {
+
+namespace {
+
+constexpr size_t kErrorBytes = 512;
+
+struct FreeConf {
+  void operator()(rd_kafka_conf_t *conf) const { rd_kafka_conf_destroy(conf); }
+};
+using Conf = std::unique_ptr<rd_kafka_conf_t, FreeConf>;
+
+Conf make_conf(const Settings &settings) {
+  Conf conf(rd_kafka_conf_new());
+  char error[kErrorBytes] = "";
+  for (const auto &[name, value] : settings.properties)
+    if (rd_kafka_conf_set(conf.get(), name.c_str(), value.c_str(), error, sizeof error) != RD_KAFKA_CONF_OK)
+      throw std::invalid_argument(name.find("password") == std::string::npos
+                                      ? error
+                                      : "librdkafka does not take the value for " + name);
+  rd_kafka_conf_set_events(conf.get(), RD_KAFKA_EVENT_DR | RD_KAFKA_EVENT_ERROR);
+  // What matters comes as events; by default the rest would go to the standard error of the server.
+  rd_kafka_conf_set_log_cb(conf.get(), [](const rd_kafka_t *, int, const char *, const char *) {});
+  return conf;
+}
+
+rd_kafka_vu_t part(rd_kafka_vtype_t type) {
+  rd_kafka_vu_t unit{};
+  unit.vtype = type;
+  return unit;
+}
+
+}  // namespace
+
+Producer::Producer(const Settings &settings, int wake_fd)
+    : lookup_(settings.addresses, settings.connect_timeout) {
+  Conf conf = make_conf(settings);
+  rd_kafka_conf_set_opaque(conf.get(), &lookup_);
+  rd_kafka_conf_set_resolve_cb(conf.get(), &NameLookup::resolve);
+  char error[kErrorBytes] = "";
+  producer_.reset(rd_kafka_new(RD_KAFKA_PRODUCER, conf.get(), error, sizeof error));
+  if (!producer_) throw std::invalid_argument(error);
+  (void)conf.release();
+  queue_.reset(rd_kafka_queue_get_main(producer_.get()));
+  static constexpr uint64_t one = 1;
+  rd_kafka_queue_io_event_enable(queue_.get(), wake_fd, &one, sizeof one);
+}
+
+Producer::~Producer() {
+  lookup_.stop();
+  rd_kafka_queue_io_event_enable(queue_.get(), -1, nullptr, 0);
+}
+
+rd_kafka_resp_err_t Producer::send(const std::string &topic, Message *message, void *token) {
+  rd_kafka_vu_t parts[] = {part(RD_KAFKA_VTYPE_TOPIC),  part(RD_KAFKA_VTYPE_KEY),
+                           part(RD_KAFKA_VTYPE_VALUE),  part(RD_KAFKA_VTYPE_HEADERS),
+                           part(RD_KAFKA_VTYPE_OPAQUE), part(RD_KAFKA_VTYPE_MSGFLAGS)};
+  parts[0].u.cstr = topic.c_str();
+  // The library only reads them, though its interface does not say so.
+  parts[1].u.mem = {const_cast<char *>(message->key().data), message->key().size};
+  parts[2].u.mem = {const_cast<char *>(message->value().data), message->value().size};
+  parts[3].u.headers = message->headers();
+  parts[4].u.ptr = token;
+  parts[5].u.i = RD_KAFKA_MSG_F_COPY;
+  rd_kafka_error_t *error = rd_kafka_produceva(producer_.get(), parts, std::size(parts));
+  if (!error) {
+    message->release_headers();
+    return RD_KAFKA_RESP_ERR_NO_ERROR;
+  }
+  const rd_kafka_resp_err_t code = rd_kafka_error_code(error);
+  rd_kafka_error_destroy(error);
+  return code;
+}
+
+Producer::Trouble Producer::trouble(rd_kafka_event_t *event) const {
+  Trouble result{rd_kafka_event_error(event), rd_kafka_event_error_is_fatal(event) != 0, {}};
+  const char *text = rd_kafka_event_error_string(event);
+  if (result.fatal) {
+    char reason[kErrorBytes] = "";
+    result.error = rd_kafka_fatal_error(producer_.get(), reason, sizeof reason);
+    result.text = reason;
+  } else if (result.error == RD_KAFKA_RESP_ERR__RESOLVE) {
+    result.text = lookup_.failure();
+  }
+  if (result.text.empty()) result.text = stable_text(text ? text : rd_kafka_err2str(result.error));
+  return result;
+}
+
+}  // namespace retrysafe::kafka

@@ -1,0 +1,74 @@
+// One idempotent producer of the library, from start to end.
+//
+// The library works in threads of its own and hands over what became of messages through a queue, whose
+// descriptor wakes us. Nothing of ours runs in its threads but the look-up of names.
+#pragma once
+
+#include <librdkafka/rdkafka.h>
+
+#include <memory>
+#include <string>
+
+#include "sinks/kafka/message.hpp"
+#include "sinks/kafka/name_lookup.hpp"
+#include "sinks/kafka/settings.hpp"
+
+namespace retrysafe::kafka {
+
+class Producer {
+ public:
+  // `wake_fd`: an eventfd that becomes readable when serve() has something to do. Throws
+  // std::invalid_argument with what the library says of the settings.
+  Producer(const Settings &settings, int wake_fd);
+  // Gives up what is under way. Takes milliseconds: no thread of the library waits for the network without
+  // hearing that it is to end.
+  ~Producer();
+  Producer(const Producer &) = delete;
+  Producer &operator=(const Producer &) = delete;
+
+  // Takes a copy of the message. `token` comes back with what became of it, unless this failed.
+  rd_kafka_resp_err_t send(const std::string &topic, Message *message, void *token);
+
+  struct Trouble {
+    rd_kafka_resp_err_t error;
+    bool fatal;  // this producer sends nothing any more
+    std::string text;
+  };
+
+  // Calls `settled(void *token, rd_kafka_resp_err_t)` and `troubled(Trouble)` for what has happened.
+  template <class Settled, class Troubled>
+  void serve(Settled &&settled, Troubled &&troubled) {
+    while (const std::unique_ptr<rd_kafka_event_t, FreeEvent> event{rd_kafka_queue_poll(queue_.get(), 0)}) {
+      switch (rd_kafka_event_type(event.get())) {
+        case RD_KAFKA_EVENT_DR:
+          while (const rd_kafka_message_t *message = rd_kafka_event_message_next(event.get()))
+            settled(message->_private, message->err);
+          break;
+        case RD_KAFKA_EVENT_ERROR:
+          troubled(trouble(event.get()));
+          break;
+        default:
+          break;
+      }
+    }
+  }
+
+ private:
+  struct FreeEvent {
+    void operator()(rd_kafka_event_t *event) const { rd_kafka_event_destroy(event); }
+  };
+  struct FreeQueue {
+    void operator()(rd_kafka_queue_t *queue) const { rd_kafka_queue_destroy(queue); }
+  };
+  struct Destroy {
+    void operator()(rd_kafka_t *producer) const { rd_kafka_destroy(producer); }
+  };
+
+  Trouble trouble(rd_kafka_event_t *event) const;
+
+  NameLookup lookup_;  // outlives the threads
+  std::unique_ptr<rd_kafka_t, Destroy> producer_;
+  std::unique_ptr<rd_kafka_queue_t, FreeQueue> queue_;
+};
+
+}  // namespace retrysafe::kafka

@@ -1,0 +1,210 @@
+"""Apache Kafka: one node in KRaft mode, from the jars that the project publishes, on Debian's Java.
+
+Run as a program it fetches the jars and prints where they are.
+"""
+import base64
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+
+from brokers.broker import Broker, Message
+from brokers.librdkafka import create_topic
+
+HERE = pathlib.Path(__file__).resolve().parent / "kafka_jars"
+JARS = HERE.parents[3] / "build/kafka"
+TOPIC = "events"
+USER, PASSWORD = "shop", "correct horse"  # may do everything
+GUEST = "guest"  # may do nothing; the same password
+# Short-lived, so the quick compiler and the collector without threads.
+JAVA = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m",
+        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{JARS}/*"]
+
+
+def fetch():
+    """Has Maven bring the jars, once; each must be the one that SHA256SUMS names."""
+    sums = HERE / "SHA256SUMS"
+    stamp = JARS / "complete"
+    wanted = hashlib.sha256(sums.read_bytes() + (HERE / "pom.xml").read_bytes()).hexdigest()
+    JARS.parent.mkdir(exist_ok=True)
+    with open(JARS.parent / "kafka.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.exists() and stamp.read_text() == wanted:
+            return
+        shutil.rmtree(JARS, ignore_errors=True)
+        subprocess.run(["mvn", "-q", "-B", "-f", HERE / "pom.xml", "dependency:copy-dependencies",
+                        "-DincludeScope=runtime", f"-DoutputDirectory={JARS}"], check=True, stdin=subprocess.DEVNULL)
+        found = "".join(f"{hashlib.sha256(jar.read_bytes()).hexdigest()}  {jar.name}\n" for jar in sorted(JARS.glob("*.jar")))
+        if not sums.read_text():
+            sums.write_text(found)
+        assert sorted(found.split("\n")) == sorted(sums.read_text().split("\n")), "not the jars of SHA256SUMS"
+        stamp.write_text(wanted)
+
+
+def free_ports(count):
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def make_certificate(directory):
+    """For localhost, by itself; files cert.pem and key.pem."""
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", directory / "key.pem",
+                    "-out", directory / "cert.pem", "-days", "2", "-subj", "/CN=localhost",
+                    "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
+    (directory / "server.pem").write_text((directory / "key.pem").read_text() + (directory / "cert.pem").read_text())
+
+
+class Kafka(Broker):
+    kind = "kafka"
+
+    def __init__(self, tls=False):
+        fetch()
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-kafka-"))
+        self.directory.chmod(0o755)
+        self.port, self.login_port, self.tls_port, controller = free_ports(4)
+        self.brokers = f"127.0.0.1:{self.port}"
+        self._process = None
+        listeners = [f"PLAINTEXT://127.0.0.1:{self.port}", f"SASL_PLAINTEXT://127.0.0.1:{self.login_port}"]
+        settings = {
+            "process.roles": "broker,controller", "node.id": 1, "log.dirs": self.directory / "data",
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}", "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+            "listener.name.sasl_plaintext.plain.sasl.jaas.config": self._jaas("plain.Plain", users=True),
+            "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config": self._jaas("scram.Scram"),
+            "listener.name.sasl_plaintext.scram-sha-512.sasl.jaas.config": self._jaas("scram.Scram"),
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": f"User:ANONYMOUS;User:{USER}",
+            "auto.create.topics.enable": "false", "connection.failed.authentication.delay.ms": 0,
+            # A node that was killed is let in again as soon as it is back.
+            "broker.session.timeout.ms": 1000, "broker.heartbeat.interval.ms": 200,
+            "num.network.threads": 1, "num.io.threads": 2, "background.threads": 1, "log.cleaner.enable": "false",
+            "offsets.topic.replication.factor": 1,
+        }
+        if tls:
+            make_certificate(self.directory)
+            listeners.append(f"SSL://localhost:{self.tls_port}")
+            settings |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": self.directory / "server.pem",
+                         "ssl.truststore.type": "PEM", "ssl.truststore.location": self.directory / "cert.pem",
+                         "ssl.client.auth": "requested"}
+        settings |= {"listeners": ",".join([*listeners, f"CONTROLLER://127.0.0.1:{controller}"]),
+                     "advertised.listeners": ",".join(listeners),
+                     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
+                                                       "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL"}
+        (self.directory / "server.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
+
+    @staticmethod
+    def _jaas(module, users=False):
+        names = "".join(f' user_{name}="{PASSWORD}"' for name in (USER, GUEST)) if users else ""
+        return f"org.apache.kafka.common.security.{module}LoginModule required{names};"
+
+    def _format(self):
+        """Gives the storage an identity, and the users that log in with SCRAM."""
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        users = [part for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512") for name in (USER, GUEST)
+                 for part in ("--add-scram", f"{mechanism}=[name={name},password={PASSWORD}]")]
+        subprocess.run([*JAVA, "kafka.tools.StorageTool", "format", "-t", cluster, "-c",
+                        self.directory / "server.properties", *users], check=True, stdout=subprocess.DEVNULL)
+
+    def start(self):
+        if not (self.directory / "data").exists():
+            self._format()
+        with open(self.directory / "log", "a") as log:
+            self._process = subprocess.Popen([*JAVA, "kafka.Kafka", self.directory / "server.properties"], stdout=log,
+                                             stderr=log, cwd=self.directory, preexec_fn=die_with_parent)
+        deadline = time.monotonic() + 60
+        made = False
+        while True:
+            assert self._process.poll() is None, (self.directory / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline, "the broker does not come up"
+            try:
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                if not made:
+                    self.create_topic(TOPIC, 4)
+                    made = True
+                if self._has_leader():
+                    return
+            except (OSError, RuntimeError, AssertionError):
+                pass
+            time.sleep(0.05)
+
+    def _has_leader(self):
+        shown = subprocess.run(["kcat", "-b", self.brokers, "-L", "-J", "-t", TOPIC, "-m", "2"], capture_output=True)
+        if shown.returncode:
+            return False
+        topic, = json.loads(shown.stdout)["topics"]
+        return len(topic["partitions"]) > 0 and all(p["leader"] == 1 for p in topic["partitions"])
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+
+    def pause(self):
+        """The process stands still: connections stay, nothing answers."""
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def go_on(self):
+        os.kill(self._process.pid, signal.SIGCONT)
+
+    def __exit__(self, *_):
+        if self._process:
+            self.kill()
+        shutil.rmtree(self.directory)
+
+    def create_topic(self, name, partitions=1, **config):
+        create_topic(self.brokers, name, partitions, **config)
+
+    def options(self):
+        # Larger than what the broker takes, so that the broker is asked.
+        return {"brokers": self.brokers, "topic": TOPIC, "connect_timeout": "500ms", "max_message_bytes": 10_000_000}
+
+    def wrong_credentials(self):
+        return self.options() | {"brokers": f"127.0.0.1:{self.login_port}", "username": USER,
+                                 "password": "hunter2", "sasl_mechanism": "scram-sha-256"}
+
+    def wrong_host(self):
+        return self.options() | {"brokers": "no-such-host.invalid:9092"}
+
+    def too_large(self):
+        return 2_000_000
+
+    def read(self):
+        return [Message(m.headers["ce_id"], m.key, m.headers["ce_type"], m.value) for m in self.messages()]
+
+    def messages(self, topic=TOPIC):
+        return read_messages(self.brokers, topic)
+
+
+class KafkaMessage:
+    def __init__(self, line):
+        self.partition, self.offset, self.key, self.value = line["partition"], line["offset"], line["key"], line["payload"]
+        names_and_values = line.get("headers", [])
+        self.headers = dict(zip(names_and_values[::2], names_and_values[1::2]))
+
+
+def read_messages(brokers, topic):
+    """All of a topic, by partition and in the order of each, as kcat reads them."""
+    shown = subprocess.run(["kcat", "-b", brokers, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-J"],
+                           check=True, capture_output=True)
+    return [KafkaMessage(json.loads(line)) for line in shown.stdout.splitlines()]
+
+
+if __name__ == "__main__":
+    fetch()
+    print(JARS)

@@ -1,0 +1,133 @@
+"""What the tests need of librdkafka beyond what kcat offers: making topics, and its mock cluster, through ctypes."""
+import ctypes
+from ctypes import POINTER, c_char_p, c_int, c_int16, c_int32, c_size_t, c_void_p, byref, create_string_buffer
+
+_library = ctypes.CDLL("librdkafka.so.1")
+
+TRANSPORT = -195
+TOPIC_ALREADY_EXISTS = 36
+PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22  # keys of requests
+
+
+def _function(name, result, *arguments):
+    function = getattr(_library, "rd_kafka_" + name)
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
+_conf_new = _function("conf_new", c_void_p)
+_conf_set = _function("conf_set", c_int, c_void_p, c_char_p, c_char_p, c_char_p, c_size_t)
+_new = _function("new", c_void_p, c_int, c_void_p, c_char_p, c_size_t)
+_destroy = _function("destroy", None, c_void_p)
+_err2str = _function("err2str", c_char_p, c_int)
+_queue_new = _function("queue_new", c_void_p, c_void_p)
+_queue_poll = _function("queue_poll", c_void_p, c_void_p, c_int)
+_queue_destroy = _function("queue_destroy", None, c_void_p)
+_event_error = _function("event_error", c_int, c_void_p)
+_event_destroy = _function("event_destroy", None, c_void_p)
+_topic_new = _function("NewTopic_new", c_void_p, c_char_p, c_int, c_int, c_char_p, c_size_t)
+_topic_set = _function("NewTopic_set_config", c_int, c_void_p, c_char_p, c_char_p)
+_topic_destroy = _function("NewTopic_destroy", None, c_void_p)
+_create_topics = _function("CreateTopics", None, c_void_p, POINTER(c_void_p), c_size_t, c_void_p, c_void_p)
+_create_result = _function("event_CreateTopics_result", c_void_p, c_void_p)
+_result_topics = _function("CreateTopics_result_topics", POINTER(c_void_p), c_void_p, POINTER(c_size_t))
+_result_error = _function("topic_result_error", c_int, c_void_p)
+_mock_new = _function("mock_cluster_new", c_void_p, c_void_p, c_int)
+_mock_destroy = _function("mock_cluster_destroy", None, c_void_p)
+_mock_bootstraps = _function("mock_cluster_bootstraps", c_char_p, c_void_p)
+_mock_push = _function("mock_push_request_errors_array", None, c_void_p, c_int16, c_size_t, POINTER(c_int))
+_mock_clear = _function("mock_clear_request_errors", None, c_void_p, c_int16)
+_mock_topic = _function("mock_topic_create", c_int, c_void_p, c_char_p, c_int, c_int)
+_mock_topic_error = _function("mock_topic_set_error", None, c_void_p, c_char_p, c_int)
+_mock_leader = _function("mock_partition_set_leader", c_int, c_void_p, c_char_p, c_int32, c_int32)
+_mock_down = _function("mock_broker_set_down", c_int, c_void_p, c_int32)
+_mock_up = _function("mock_broker_set_up", c_int, c_void_p, c_int32)
+_mock_rtt = _function("mock_broker_set_rtt", c_int, c_void_p, c_int32, c_int)
+
+
+def _check(error):
+    if error:
+        raise RuntimeError(_err2str(error).decode())
+
+
+class _Client:
+    def __init__(self, **properties):
+        conf, error = _conf_new(), create_string_buffer(512)
+        for name, value in {"log_level": "0", **properties}.items():
+            assert _conf_set(conf, name.replace("_", ".", 9).encode() if name != "log_level" else b"log_level",
+                             str(value).encode(), error, len(error)) == 0, error.value
+        self.handle = _new(0, conf, error, len(error))
+        assert self.handle, error.value
+
+    def close(self):
+        _destroy(self.handle)
+
+
+def create_topic(brokers, name, partitions, **config):
+    """Makes the topic, unless it is there; waits for the controller's answer."""
+    client = _Client(bootstrap_servers=brokers)
+    error = create_string_buffer(512)
+    topic = _topic_new(name.encode(), partitions, 1, error, len(error))
+    for key, value in config.items():
+        _check(_topic_set(topic, key.replace("_", ".").encode(), str(value).encode()))
+    queue = _queue_new(client.handle)
+    _create_topics(client.handle, byref(c_void_p(topic)), 1, None, queue)
+    event = _queue_poll(queue, 20_000)
+    try:
+        assert event, "no answer"
+        _check(_event_error(event))
+        count = c_size_t()
+        failed = _result_error(_result_topics(_create_result(event), byref(count))[0])
+        _check(0 if failed == TOPIC_ALREADY_EXISTS else failed)
+    finally:
+        if event:
+            _event_destroy(event)
+        _queue_destroy(queue)
+        _topic_destroy(topic)
+        client.close()
+
+
+class MockCluster:
+    """Brokers that live in this process, on real sockets, and fail on command."""
+
+    def __init__(self, brokers=1):
+        self.ids = range(1, brokers + 1)
+        self._client = _Client()
+        self._cluster = _mock_new(self._client.handle, brokers)
+        assert self._cluster
+        self.brokers = _mock_bootstraps(self._cluster).decode()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        _mock_destroy(self._cluster)
+        self._client.close()
+
+    def topic(self, name, partitions=1):
+        _check(_mock_topic(self._cluster, name.encode(), partitions, len(self.ids)))
+
+    def topic_error(self, name, error):
+        _mock_topic_error(self._cluster, name.encode(), error)
+
+    def leader(self, topic, partition, broker):
+        _check(_mock_leader(self._cluster, topic.encode(), partition, broker))
+
+    def answer(self, request, *errors):
+        """The next requests of that kind fail so, one after the other; TRANSPORT drops the connection."""
+        _mock_push(self._cluster, request, len(errors), (c_int * len(errors))(*errors))
+
+    def answer_as_usual(self, request):
+        _mock_clear(self._cluster, request)
+
+    def down(self):
+        for broker in self.ids:
+            _check(_mock_down(self._cluster, broker))
+
+    def up(self):
+        for broker in self.ids:
+            _check(_mock_up(self._cluster, broker))
+
+    def delay(self, ms):
+        for broker in self.ids:
+            _check(_mock_rtt(self._cluster, broker, ms))
