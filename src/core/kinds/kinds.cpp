@@ -5,7 +5,7 @@ namespace retrysafe {
 namespace {
 
 constexpr const BuiltInKind *all[] = {
-    &kinds::function, &kinds::http, &kinds::kafka, &kinds::postgres, &kinds::pull,
+    &kinds::function, &kinds::http, &kinds::kafka, &kinds::postgres, &kinds::pull, &kinds::redis,
 };
 
 }  // namespace

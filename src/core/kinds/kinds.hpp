@@ -29,6 +29,7 @@ extern const BuiltInKind http;
 extern const BuiltInKind kafka;
 extern const BuiltInKind postgres;
 extern const BuiltInKind pull;
+extern const BuiltInKind redis;
 
 }  // namespace kinds
 }  // namespace retrysafe

@@ -1,0 +1,36 @@
+#include "sinks/redis/target.hpp"
+
+#include <stdexcept>
+
+namespace retrysafe::redis {
+
+Target::Target(const sink::Options &options)
+    : host(options.required("host")),
+      port(static_cast<uint16_t>(options.number("port", 6379))),
+      username(options.text("username")),
+      password(options.text("password")),
+      database(options.number("database", 0)),
+      stream(options.required("stream")),
+      max_length(options.number("max_length", 0)),
+      replicas(options.number("replicas", 0)),
+      max_in_flight(static_cast<size_t>(options.number("max_in_flight", 256))),
+      timeout(options.number("timeout", 30'000)),
+      connect_timeout(options.number("connect_timeout", 5'000)),
+      source(options.text("source")),
+      addresses(options.allowed_addresses()) {
+  if (host.starts_with('/')) throw std::invalid_argument("option \"host\" must be a name or an address");
+  if (!username.empty() && password.empty())
+    throw std::invalid_argument("option \"username\" needs option \"password\"");
+  if (options.flag("tls", false)) {
+    tls = std::make_shared<TlsContext>(std::string(options.text("ca_file")),
+                                       std::string(options.text("cert_file")),
+                                       std::string(options.text("key_file")));
+  } else {
+    // Whoever names certificates wants TLS, and must not get a connection without it.
+    for (const char *name : {"ca_file", "cert_file", "key_file"})
+      if (options.has(name))
+        throw std::invalid_argument("option \"" + std::string(name) + "\" needs option \"tls\"");
+  }
+}
+
+}  // namespace retrysafe::redis

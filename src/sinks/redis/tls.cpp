@@ -1,0 +1,116 @@
+#include "sinks/redis/tls.hpp"
+
+#include <openssl/err.h>
+#include <openssl/x509v3.h>
+
+#include <climits>
+#include <new>
+#include <stdexcept>
+
+namespace retrysafe::redis {
+
+namespace {
+
+std::string last_error() {
+  const unsigned long code = ERR_peek_last_error();
+  const char *reason = code ? ERR_reason_error_string(code) : nullptr;
+  return reason ? reason : "unknown error";
+}
+
+}  // namespace
+
+TlsContext::TlsContext(const std::string &ca_file, const std::string &cert_file, const std::string &key_file)
+    : context_(SSL_CTX_new(TLS_client_method()), SSL_CTX_free) {
+  if (!context_) throw std::bad_alloc();
+  ERR_clear_error();
+  SSL_CTX *const context = context_.get();
+  SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
+  SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
+  // Else a password of the key would be asked for on a terminal.
+  SSL_CTX_set_default_passwd_cb(context, [](char *, int, int, void *) { return 0; });
+  const auto require = [](bool good, const char *option) {
+    if (!good)
+      throw std::invalid_argument("the file of option \"" + std::string(option) +
+                                  "\" cannot be used: " + last_error());
+  };
+  if (ca_file.empty())
+    SSL_CTX_set_default_verify_paths(context);
+  else
+    require(SSL_CTX_load_verify_locations(context, ca_file.c_str(), nullptr) == 1, "ca_file");
+  if (cert_file.empty() != key_file.empty())
+    throw std::invalid_argument("options \"cert_file\" and \"key_file\" need each other");
+  if (cert_file.empty()) return;
+  require(SSL_CTX_use_certificate_chain_file(context, cert_file.c_str()) == 1, "cert_file");
+  require(SSL_CTX_use_PrivateKey_file(context, key_file.c_str(), SSL_FILETYPE_PEM) == 1, "key_file");
+}
+
+Tls::Tls(const TlsContext &context, const std::string &host) : ssl_(SSL_new(context.get()), SSL_free) {
+  BIO *const in = BIO_new(BIO_s_mem());
+  BIO *const out = BIO_new(BIO_s_mem());
+  if (!ssl_ || !in || !out) {
+    BIO_free(in);
+    BIO_free(out);
+    throw std::bad_alloc();
+  }
+  SSL_set_bio(ssl_.get(), in, out);
+  SSL_set_connect_state(ssl_.get());
+  X509_VERIFY_PARAM *const verify = SSL_get0_param(ssl_.get());
+  if (X509_VERIFY_PARAM_set1_ip_asc(verify, host.c_str()) == 1) return;
+  ERR_clear_error();
+  X509_VERIFY_PARAM_set_hostflags(verify, X509_CHECK_FLAG_NO_PARTIAL_WILDCARDS);
+  if (SSL_set1_host(ssl_.get(), host.c_str()) != 1 ||
+      SSL_ctrl(ssl_.get(), SSL_CTRL_SET_TLSEXT_HOSTNAME, TLSEXT_NAMETYPE_host_name,
+               const_cast<char *>(host.c_str())) != 1)
+    throw std::bad_alloc();
+}
+
+void Tls::feed(std::string_view bytes) {
+  const int size = static_cast<int>(bytes.size());
+  if (BIO_write(SSL_get_rbio(ssl_.get()), bytes.data(), size) != size) throw std::bad_alloc();
+}
+
+bool Tls::handshake() {
+  ERR_clear_error();
+  const int result = SSL_do_handshake(ssl_.get());
+  return result == 1 || SSL_get_error(ssl_.get(), result) == SSL_ERROR_WANT_READ || fail();
+}
+
+bool Tls::decrypt(std::string *out) {
+  char buffer[16 * 1024];
+  ERR_clear_error();
+  for (;;) {
+    const int size = SSL_read(ssl_.get(), buffer, sizeof buffer);
+    if (size <= 0) return SSL_get_error(ssl_.get(), size) == SSL_ERROR_WANT_READ || fail();
+    out->append(buffer, static_cast<size_t>(size));
+  }
+}
+
+bool Tls::encrypt(std::string_view text) {
+  size_t written = 0;
+  ERR_clear_error();
+  return text.empty() || SSL_write_ex(ssl_.get(), text.data(), text.size(), &written) == 1 || fail();
+}
+
+void Tls::take_output(std::string *out) {
+  BIO *const bio = SSL_get_wbio(ssl_.get());
+  char *data = nullptr;
+  const long size = BIO_get_mem_data(bio, &data);
+  if (size <= 0) return;
+  out->append(data, static_cast<size_t>(size));
+  (void)BIO_reset(bio);
+}
+
+bool Tls::fail() {
+  const long verdict = SSL_get_verify_result(ssl_.get());
+  if (SSL_get_shutdown(ssl_.get()) & SSL_RECEIVED_SHUTDOWN)
+    error_ = "the server closed the connection";
+  else if (verdict != X509_V_OK)
+    error_ = std::string("TLS: the server's certificate is not trusted: ") +
+             X509_verify_cert_error_string(verdict);
+  else
+    error_ = "TLS: " + last_error();
+  ERR_clear_error();
+  return false;
+}
+
+}  // namespace retrysafe::redis

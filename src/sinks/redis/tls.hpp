@@ -1,0 +1,51 @@
+// TLS as a transformation of bytes: what comes from the network goes in, and what has to go there comes out.
+// It knows no socket, so that reading, writing and waiting are the same with and without it.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <openssl/ssl.h>
+
+namespace retrysafe::redis {
+
+// What all connections of a destination share.
+class TlsContext {
+ public:
+  // Throws std::invalid_argument for files that cannot be used. Empty: the system's authorities, no
+  // certificate of our own.
+  TlsContext(const std::string &ca_file, const std::string &cert_file, const std::string &key_file);
+
+  SSL_CTX *get() const { return context_.get(); }
+
+ private:
+  std::unique_ptr<SSL_CTX, void (*)(SSL_CTX *)> context_;
+};
+
+class Tls {
+ public:
+  // `host` is what the certificate has to be good for: a name or an address.
+  Tls(const TlsContext &context, const std::string &host);
+
+  // Bytes that came from the network.
+  void feed(std::string_view bytes);
+  // Goes on with the handshake. False: it failed, and error() tells why.
+  bool handshake();
+  bool is_ready() const { return SSL_is_init_finished(ssl_.get()); }
+  // What the other side said, appended. False: it did not hold to the protocol, or said that it ends.
+  bool decrypt(std::string *out);
+  bool encrypt(std::string_view text);
+  // Bytes that have to go to the network, appended.
+  void take_output(std::string *out);
+
+  const std::string &error() const { return error_; }
+
+ private:
+  bool fail();
+
+  std::unique_ptr<SSL, void (*)(SSL *)> ssl_;
+  std::string error_;
+};
+
+}  // namespace retrysafe::redis
