@@ -31,7 +31,8 @@ SELECT o, public.t41(format('SELECT outbox_create_destination(''t41'', ''queue41
 SELECT options FROM outbox_status WHERE name = 't41';
 SELECT public.t41($$SELECT outbox_unregister_kind('queue41')$$);
 SELECT outbox_drop_destination('t41');
-SELECT public.t41($$SELECT outbox_create_destination('t41', 'pigeon')$$);
+SELECT regexp_replace(public.t41($$SELECT outbox_create_destination('t41', 'pigeon')$$),
+                      'function, .*pull.*?(, queue41[.])$', '...\1') AS t41;
 
 -- What can be wrong
 SELECT a, public.t41('SELECT outbox_register_kind(' || a || ')')
