@@ -42,7 +42,7 @@ def main():
     folder = arguments.output or build.TOP / ("build/bench" if partial else "docs/benchmarks")
     commit = subprocess.run(["git", "-C", build.TOP, "describe", "--always", "--dirty"], capture_output=True, text=True).stdout
     how = [f"commit {commit.strip()}; {rounds} rounds, seed {arguments.seed}" + (", small sizes (`--quick`)" if run.quick else "")]
-    exit_code = 0
+    failed, exit_code = [], 0
     try:
         for names, measure in PARTS:
             if run.wants(*names):
@@ -61,14 +61,15 @@ def main():
             except Exception as error:
                 traceback.print_exc()
                 extra_tables.append(Table(micro.TITLE, ["failed"], [[_reason(error)]]))
-                exit_code = 1
+                failed.append(MICRO)
             report.write(folder, results, extra_tables, how)
     except ending.Ended as end:
         exit_code = end.exit_code
         results = {name: Result(failure=str(end)) if result.mark == "not measured" else result for name, result in results.items()}
-        report.write(folder, results, extra_tables, how)
+    how.append(f"took {run.elapsed() / 60:.0f} minutes")
+    report.write(folder, results, extra_tables, how)
     report.print_results(results, extra_tables)
-    failed = [name for name, result in results.items() if result.mark == "failed"]
+    failed += [name for name, result in results.items() if result.mark == "failed"]
     reached = sum(result.mark == "pass" for result in results.values())
     print(f"\n{reached} of {len(results)} goals reached; failed: {', '.join(failed) or 'none'}; {folder}/README.md")
     return exit_code or bool(failed)

@@ -5,7 +5,7 @@ import time
 
 from driver import queues, subjects
 from driver.cluster import Cluster, execute
-from driver.footprint import dead_rows
+from driver.footprint import Footprint
 from driver.numbers import Ratio, median, rate
 from driver.results import Bars, Check, Lines, Result
 
@@ -42,6 +42,8 @@ def backlog(run):
     pgq, pgq_loop = _d1(queues.pgq, LARGE, client), _d1(queues.pgq, LARGE, loop, in_server=True)
     with _prepared([ours, by_hand, ours_large, pgq, by_hand_loop, pgq_loop, by_hand_large, plus]) as (connections, cluster, missing):
         speed = {queue: [] for queue in connections}
+        # How they are drained makes no difference to what is left.
+        footprint = Footprint(cluster, [queue for queue in (ours, ours_large, by_hand, plus, pgq) if queue in connections])
         for round_number in run.rounds("D1"):
             turn = run.turn(list(connections), round_number)
             # Two at a time, so that the events of all are in shared buffers when they are drained.
@@ -51,6 +53,9 @@ def backlog(run):
                 cluster.checkpoint()
                 for queue in pair:
                     speed[queue].append(pending / queue.empty(cluster, connections[queue]))
+        for queue in footprint.owners:
+            footprint.one_more_round(queue, connections[queue], 2 * LARGE)
+        left_behind = footprint.table("D1: a backlog is drained", "event")
 
     return {"D1": Result(
         measured=[f"{queue.label}: {rate(median(values))}" for queue, values in speed.items()]
@@ -60,7 +65,8 @@ def backlog(run):
         missing=missing,
         settings=f"synchronous_commit = off (workers record synchronously all the same); {pending:,} events; judged with as many "
                  "events in a batch on both sides, and against the way to drain that is the faster one for the reference",
-        charts=[Bars("D1: events drained per second", "1/s", {queue.label: values for queue, values in speed.items()})])}
+        charts=[Bars("D1: events drained per second", "1/s", {queue.label: values for queue, values in speed.items()})],
+        footprint=left_behind)}
 
 
 def _judged(name, speed, ours, ways, goal):
@@ -74,7 +80,7 @@ def _judged(name, speed, ours, ways, goal):
 
 
 def held_snapshot(run):
-    rounds, budget = run.size(full=100, quick=10), run.size(full=90, quick=6)
+    rounds, budget = run.size(full=100, quick=10), run.size(full=60, quick=6)
     wanted = [
         queues.Worker(D2_BATCH, database="retrysafe_worker"),
         queues.Pull(subjects.RUN, "retrysafe", D2_BATCH, label="retrysafe, fetch and ack", database="retrysafe_pull", in_server=True),
@@ -85,20 +91,26 @@ def held_snapshot(run):
             holder = at_end.enter_context(cluster.connect(queue.database, autocommit=False))
             holder.set_session(isolation_level="REPEATABLE READ")
             execute(holder, "SELECT 1")
+        footprint = Footprint(cluster, connections)
         emits, drains = {queue: [] for queue in connections}, {queue: [] for queue in connections}
         run.say(f"D2: {rounds} rounds")
         for round_number in range(rounds):
             for queue in run.turn(list(connections), round_number):
                 if queue.extension == "retrysafe" or sum(D2_ROUND / value for value in drains[queue]) < budget:
+                    # The first round is the one that first touches the tables.
+                    looked_at = footprint.stretch if round_number == 1 else _not_looked_at
                     queue.hold(connections[queue])
-                    start = time.monotonic()
-                    queue.emit(connections[queue], D2_ROUND, per_transaction=D2_BATCH)
-                    emits[queue].append(D2_ROUND / (time.monotonic() - start))
-                    drains[queue].append(D2_ROUND / queue.drain(connections[queue]))
+                    with looked_at(queue, D2_ROUND, "emitted"):
+                        start = time.monotonic()
+                        queue.emit(connections[queue], D2_ROUND, per_transaction=D2_BATCH)
+                        emits[queue].append(D2_ROUND / (time.monotonic() - start))
+                    with looked_at(queue, D2_ROUND, "drained"):
+                        drains[queue].append(D2_ROUND / queue.drain(connections[queue]))
             if round_number % 10 == 9:
                 for connection in connections.values():
                     execute(connection, "ANALYZE")
-        dead = {queue: sum(dead_rows(cluster, queue.database, queue.subject.name).values()) for queue in connections}
+        dead = {queue: footprint.dead_rows(queue) for queue in connections}
+        left_behind = footprint.table("D2: rounds while a snapshot is held", "event")
 
     measured, checks = [], []
     by_hand = next(speed for queue, speed in drains.items() if queue.subject == subjects.HANDWRITTEN)
@@ -121,4 +133,9 @@ def held_snapshot(run):
                  f"after {budget} s of draining; the worker is paused while events are emitted",
         charts=[Lines("D2: draining rounds of 10,000 events while a snapshot is held", "events so far", "events per second",
                       {queue.label: [((number + 1) * D2_ROUND, value) for number, value in enumerate(speed)]
-                       for queue, speed in drains.items()})])}
+                       for queue, speed in drains.items()})],
+        footprint=left_behind)}
+
+
+def _not_looked_at(*_):
+    return contextlib.nullcontext()

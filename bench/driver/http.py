@@ -7,6 +7,7 @@ import time
 
 from driver import build, queues, relay, subjects
 from driver.cluster import Cluster, execute
+from driver.footprint import Footprint
 from driver.numbers import Ratio, median, rate
 from driver.queues import Worker
 from driver.results import Bars, Check, Result
@@ -51,6 +52,7 @@ def measure(run):
             missing.append(relay.MISSING)
         connections = {queue: at_end.enter_context(cluster.connect(queue.database)) for queue in present}
         speed = {queue: [] for queue in present}
+        footprint = Footprint(cluster, present)
         for queue, connection in connections.items():
             queue.prepare_drain(connection)
         for number in run.rounds("H1"):
@@ -59,6 +61,9 @@ def measure(run):
             cluster.checkpoint()
             for queue in run.turn(present, number):
                 speed[queue].append(queue.pending / queue.empty(cluster, connections[queue]))
+        for queue, connection in connections.items():
+            footprint.one_more_round(queue, connection, run.size(full=10_000, quick=5_000))
+        left_behind = footprint.table("H1: deliveries over HTTP", "event")
     by_label = {queue.label: values for queue, values in speed.items()}
     ours = by_label[OURS]
     checks = [Check(f"{rate(median(ours))} ({rate(min(ours))}–{rate(max(ours))})", median(ours) >= 20_000)]
@@ -72,6 +77,7 @@ def measure(run):
         + [f"the web server alone: {rate(limit)} over {IN_FLIGHT} connections"],
         checks=checks, missing=missing,
         settings=f"synchronous_commit = on; {pending:,} events, {of_relay:,} for the relay, {BATCH} in a batch, {IN_FLIGHT} requests in flight",
+        footprint=left_behind,
         charts=[Bars("H1: HTTP deliveries per second", "1/s", by_label)])}
 
 

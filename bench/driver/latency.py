@@ -1,10 +1,12 @@
 """L1, from COMMIT to a web server on an idle database; L2, on a busy one."""
 import contextlib
+import dataclasses
 import functools
 import json
 
 from driver import queues, relay, subjects
 from driver.cluster import Cluster, execute
+from driver.footprint import Footprint
 from driver.load import steady
 from driver.numbers import median, percentile
 from driver.receiver import Receiver, emit
@@ -39,17 +41,23 @@ def idle(run):
             missing.append(relay.MISSING)
         if PGQ in databases:
             cluster.sql("SELECT pgq.set_queue_config('orders', 'ticker_max_count', '1')", database=databases[PGQ])
+        owners = {name: dataclasses.replace(candidates[name], label=name) for name in databases}
+        footprint = Footprint(cluster, owners.values())
         with _sessions(cluster, databases) as sessions:
             for number in run.rounds("L1"):
                 for name in run.turn(list(sessions), number):
-                    sessions[name].round(run.size(full=1_000, quick=200))
+                    # The references are not judged here; half as many tell enough.
+                    count = run.size(full=1_000, quick=200) // (1 if name == OURS else 2)
+                    with footprint.stretch(owners[name], WARM_UP + count):
+                        sessions[name].round(count)
             rounds = {name: session.finish() for name, session in sessions.items()}
+        left_behind = footprint.table("L1: one event at a time over HTTP", "event")
     middle, high = _percentile(rounds, 50), _percentile(rounds, 99)
     return {"L1": Result(
         measured=[_line(name, middle[name], high[name]) for name in rounds],
         checks=[Check(f"p50 {_range(middle[OURS])}", median(middle[OURS]) < 0.5),
                 Check(f"p99 {_range(high[OURS])}", median(high[OURS]) < 1.5)],
-        missing=missing, settings=SETTINGS,
+        missing=missing, settings=SETTINGS, footprint=left_behind,
         charts=[Bars("L1: from COMMIT to receipt", "ms", {f"{name}, {p}": values[name] for name in rounds
                                                           for p, values in (("p50", middle), ("p99", high))})])}
 
@@ -58,6 +66,7 @@ def busy(run):
     with Cluster() as cluster:
         subject, database = subjects.RUN, subjects.RUN.name
         subject.create(cluster)
+        footprint = Footprint(cluster, [subject])
         cluster.sql((subjects.SQL / "events/worker.sql").read_text(), database=database)
         # What the requests emit is published too, by the same worker.
         cluster.sql("SELECT retrysafe.outbox_create_destination('counter', 'null', '{\"parallel\": 1000}')", database=database)
@@ -68,10 +77,11 @@ def busy(run):
                     session.round(run.size(full=1_000, quick=200))
                 written = len(stop())
             rounds = {OURS: session.finish()}
+        left_behind = footprint.table("L2: events over HTTP beside requests")
     middle, high = _percentile(rounds, 50)[OURS], _percentile(rounds, 99)[OURS]
     return {"L2": Result(
         measured=[_line(OURS, middle, high), f"{written:,} requests were written meanwhile"],
-        checks=[Check(f"p99 {_range(high)}", median(high) < 10)], settings=SETTINGS,
+        checks=[Check(f"p99 {_range(high)}", median(high) < 10)], settings=SETTINGS, footprint=left_behind,
         charts=[Bars("L2: from COMMIT to receipt, with 2,000 requests a second beside", "ms", {"p50": middle, "p99": high})])}
 
 

@@ -3,6 +3,7 @@ import time
 
 from driver import subjects
 from driver.cluster import Cluster, execute, private_memory
+from driver.footprint import Footprint
 from driver.numbers import Ratio, duration, median, size
 from driver.results import Check, Result
 
@@ -15,6 +16,7 @@ def measure(run):
     events = run.size(full=100_000, quick=20_000)
     with Cluster(synchronous_commit="off") as cluster:
         subjects.RUN.create(cluster)
+        footprint = Footprint(cluster, [subjects.RUN])
         with cluster.connect(subjects.RUN.name) as session:
             run.say(f"M1: {transactions:,} transactions")
             grown = _long_session(session, transactions)
@@ -31,6 +33,7 @@ def measure(run):
                     _emit(session, f"{number}-{part}", events // part)
                     times[part].append(time.monotonic() - start)
             grown_by_events = _memory(session) - before
+        left_behind = footprint.table("M1: long sessions and transactions")
     linear = Ratio(times[1], [4 * seconds for seconds in times[4]])
     return {"M1": Result(
         measured=[f"{transactions:,} transactions: {size(grown)} more"]
@@ -40,7 +43,7 @@ def measure(run):
         checks=[Check(f"session {size(grown)}", grown < 1 << 20),
                 Check(f"long transactions {size(grown_by_events)}", grown_by_events < 1 << 20),
                 Check(f"time of {events:,} events to 4 times that of {events // 4:,}: {linear}", linear.value < 1.25)],
-        settings="synchronous_commit = off")}
+        settings="synchronous_commit = off", footprint=left_behind)}
 
 
 def _long_session(session, transactions):

@@ -15,7 +15,8 @@ def measure(run):
     if subprocess.run(["cmake", "--build", "--preset", "bench"], cwd=TOP, stdout=subprocess.DEVNULL).returncode:
         run.say("no micro-benchmarks: Google Benchmark is not installed")
         return []
-    done = subprocess.run([TOP / "build/cmake-bench/micro", "--benchmark_format=json", f"--benchmark_repetitions={run.round_count}",
+    done = subprocess.run([TOP / "build/cmake-bench/micro", "--benchmark_format=json", f"--benchmark_repetitions={max(2, run.round_count)}",
+                           "--benchmark_min_time=0.1",
                            "--benchmark_report_aggregates_only=true"], check=True, capture_output=True, text=True)
     rows = [[f"`{one['run_name']}`", f"{one['cpu_time']:,.1f} {one['time_unit']}",
              f"{one['items_per_second'] / 1e6:,.1f} million"]

@@ -37,8 +37,8 @@ class Queue:
 
     def __init__(self, subject, file, batch, *, label=None, database=None, in_server=False):
         self.subject, self.file, self.batch, self.in_server = subject, file, batch, in_server
-        self.label, self.database = label or subject.label, database or subject.name
-        self.extension = subject.extension
+        self.label, self.database = label or subject.label, database or subject.database
+        self.extension, self.schemas = subject.extension, subject.schemas
         self.emitted = self.pending = 0
 
     def create(self, cluster):

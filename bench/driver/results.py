@@ -42,7 +42,7 @@ class Result:
     failure: str = ""                               # why there is nothing else here
     settings: str = ""                              # of the server, beside those of every cluster
     charts: list = field(default_factory=list)
-    tables: list = field(default_factory=list)
+    footprint: Table | None = None                  # what the benchmark leaves behind
 
     @property
     def mark(self):

@@ -5,6 +5,7 @@ import time
 
 from driver import queues, subjects
 from driver.cluster import Cluster, execute
+from driver.footprint import Footprint
 from driver.load import steady
 from driver.numbers import duration, median, percentile, size
 from driver.queues import Queue
@@ -58,6 +59,7 @@ class _Ring(Queue):
 def measure(run):
     rows = run.size(full=1_000_000, quick=50_000)
     with _prepared() as (cluster, connections):
+        footprint = Footprint(cluster, connections)
         seconds, wal = {queue: [] for queue in connections}, {queue: [] for queue in connections}
         for number in run.rounds("R1"):
             queues.in_parallel(*(functools.partial(_fill, queue, connection, rows) for queue, connection in connections.items()))
@@ -70,8 +72,16 @@ def measure(run):
                 wal[queue].append(cluster.wal_position() - position)
                 _keep(cluster, queue)
         ours = next(queue for queue in connections if queue.label == OURS)
+        sample = run.size(full=50_000, quick=5_000)
+        for queue, connection in connections.items():
+            _fill(queue, connection, sample)
+            _let_go(cluster, queue)
+            with footprint.stretch(queue, sample, "removed"):
+                queue.remove(connection)
+            _keep(cluster, queue)
         run.say("R1: beside emits")
         noticed = {held: _beside_emits(run, cluster, ours, connections[ours], rows, held) for held in (False, True)}
+        left_behind = footprint.table("R1: retention", "record and event")
     took, written = median(seconds[ours]), median(wal[ours])
     checks = [Check(f"{duration(took)} ({duration(min(seconds[ours]))}–{duration(max(seconds[ours]))})", took < 0.5),
               Check(f"WAL {size(written)}", written < 1 << 20)]
@@ -85,6 +95,7 @@ def measure(run):
         measured=measured, checks=checks,
         settings=f"synchronous_commit = off; {rows:,} records and {rows:,} events; idem_cleanup and outbox_cleanup called by "
                  f"hand, no worker; {EMITS:,} emits a second beside, windows of {WINDOW:g} s",
+        footprint=left_behind,
         charts=[Bars("R1: time to remove", "s", {queue.label: values for queue, values in seconds.items()}),
                 Bars("R1: WAL to remove", "MB", {q.label: [v / 2 ** 20 for v in values] for q, values in wal.items()})])}
 

@@ -31,5 +31,8 @@ class Run:
         first = round_number % len(subjects)
         return [*subjects[first:], *subjects[:first]]
 
+    def elapsed(self):
+        return time.monotonic() - self._start
+
     def say(self, text):
-        print(f"[{time.monotonic() - self._start:5.0f} s] {text}", file=sys.stderr, flush=True)
+        print(f"[{self.elapsed():5.0f} s] {text}", file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ import time
 
 from driver import queues
 from driver.cluster import Cluster, execute, private_memory
+from driver.footprint import Footprint
 from driver.numbers import duration, median, size
 from driver.results import Check, Lines, Result
 
@@ -15,12 +16,13 @@ def measure(run):
     due, delayed = run.size(full=1_000_000, quick=30_000), run.size(full=4_000_000, quick=120_000)
     # Nothing is published while the backlog grows. The second database has nothing to publish: its worker is idle.
     with Cluster(synchronous_commit="off", **{"retrysafe.publish": "off"}) as cluster:
-        for database in ("pending", "idle"):
-            queue = queues.Worker(500, database=database)
+        pending = queues.Worker(500, database="pending")
+        for queue in (pending, queues.Worker(500, database="idle")):
             queue.create(cluster)
-            with cluster.connect(database) as session:
+            with cluster.connect(queue.database) as session:
                 queue.prepare_drain(session)
         run.say(f"D3: {due + delayed:,} events")
+        footprint = Footprint(cluster, [pending])
         half = due + delayed // 2
         queues.in_parallel(*(functools.partial(cluster.sql, f"CALL {what}(%s, %s, 100)", numbers, "pending") for what, numbers in (
             ("emit_events", (1, due)), ("emit_delayed", (due + 1, half)), ("emit_delayed", (half + 1, due + delayed)))))
@@ -28,9 +30,11 @@ def measure(run):
         with (cluster.directory / "data/postgresql.conf").open("a") as file:
             file.write("retrysafe.publish = on\n")
         started = []
-        cluster.restart(lambda: started.append(time.monotonic()))
-        watch = _Watch(cluster, started[0])
-        watch.until_delivered(due)
+        with footprint.stretch(pending, due, "delivered"):
+            cluster.restart(lambda: started.append(time.monotonic()))
+            watch = _Watch(cluster, started[0])
+            watch.until_delivered(due)
+        left_behind = footprint.table("D3: start with a large backlog", "event")
     above = watch.highest - watch.idle
     slowest = max(watch.status)
     return {"D3": Result(
@@ -42,7 +46,8 @@ def measure(run):
                 Check(f"memory {size(above)} above idle", above < 64 << 20),
                 Check(f"outbox_status {duration(slowest)} at most", slowest < 0.050)],
         settings=f"{due:,} events due, {delayed:,} due a day later",
-        charts=[Lines("D3: memory of the worker", "seconds after the start", "MB", {"worker": watch.memory})])}
+        charts=[Lines("D3: memory of the worker", "seconds after the start", "MB", {"worker": watch.memory})],
+        footprint=left_behind)}
 
 
 class _Watch:

@@ -32,8 +32,18 @@ class Subject:
     label: str
     extension: str = ""         # that it is made of
 
+    @property
+    def database(self):
+        """Of its own, unless it is created in another one."""
+        return self.name
+
+    @property
+    def schemas(self):
+        """That hold its tables."""
+        return (self.name, self.extension) if self.extension else (self.name,)
+
     def create(self, cluster, database=None):
-        database = database or self.name
+        database = database or self.database
         cluster.sql(f"CREATE DATABASE {database}")
         parts = [f"CREATE SCHEMA {self.name}; SET search_path = {self.name};", (SQL / "orders.sql").read_text()]
         if self.extension:

@@ -1,6 +1,7 @@
 """L3: what being woken up costs those who write."""
 from driver import relay, subjects
 from driver.cluster import Cluster, execute
+from driver.footprint import Footprint
 from driver.load import pgbench
 from driver.numbers import Ratio, median, rate
 from driver.queues import wait
@@ -14,11 +15,16 @@ _SUBJECT = {WORKER: subjects.RUN, NO_WORKER: subjects.RUN, NOTIFY: subjects.HAND
 
 def measure(run):
     checks, measured, bars = [], [], {}
+
+    def requests(subject, each):
+        return pgbench(cluster, subject.name, subject.request(subjects.NEW), clients=CLIENTS, each=each, seed=run.seed()).rate
+
     with Cluster() as cluster:
         for subject in (subjects.RUN, subjects.HANDWRITTEN):
             subject.create(cluster)
         relay.install(cluster, subjects.HANDWRITTEN.name)
         cluster.sql((subjects.SQL / "events/worker.sql").read_text(), database=subjects.RUN.name)
+        footprint = Footprint(cluster, [subjects.RUN, subjects.HANDWRITTEN])
         with cluster.connect(subjects.HANDWRITTEN.name) as listener:
             for sync in ("off", "on"):
                 execute(listener, f"ALTER SYSTEM SET synchronous_commit = {sync}")
@@ -28,15 +34,21 @@ def measure(run):
                 for number in run.rounds(f"L3, synchronous_commit = {sync}"):
                     for what in run.turn(list(_SUBJECT), number):
                         _switch(cluster, listener, what)
-                        script = _SUBJECT[what].request(subjects.NEW)
-                        speed[what].append(pgbench(cluster, _SUBJECT[what].name, script, clients=CLIENTS, each=each,
-                                                   seed=run.seed()).rate)
+                        # Those by hand are not judged, and NOTIFY is slow: fewer tell enough.
+                        speed[what].append(requests(_SUBJECT[what], each if what in (WORKER, NO_WORKER) else each // 4))
                 ours, by_hand = Ratio(speed[WORKER], speed[NO_WORKER]), Ratio(speed[NOTIFY], speed[NO_NOTIFY])
                 checks.append(Check(f"synchronous_commit {sync}: {ours}", ours.value >= 0.97))
                 measured += [f"{what}, synchronous_commit {sync}: {rate(median(values))}" for what, values in speed.items()]
                 measured.append(f"(b), synchronous_commit {sync}: {by_hand}")
                 bars |= {f"{what}, {sync}": values for what, values in speed.items()}
+            sample = run.size(full=1_000, quick=100)
+            for what in (WORKER, NOTIFY):
+                _switch(cluster, listener, what)
+                with footprint.stretch(_SUBJECT[what], CLIENTS * sample):
+                    requests(_SUBJECT[what], sample)
+        left_behind = footprint.table("L3: new requests beside a waiting worker, and beside a listener", "request")
     return {"L3": Result(measured=measured, checks=checks, settings="synchronous_commit = off and on",
+                         footprint=left_behind,
                          charts=[Bars("L3: requests per second with and without somebody to wake up", "1/s", bars)])}
 
 

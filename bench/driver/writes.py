@@ -1,6 +1,7 @@
 """W1 and W2, new requests; W3, requests that were answered before."""
-from driver import footprint, subjects
+from driver import subjects
 from driver.cluster import Cluster
+from driver.footprint import Footprint
 from driver.load import pgbench
 from driver.numbers import Ratio, median, rate
 from driver.results import Bars, Check, Result
@@ -28,8 +29,9 @@ def _beside(run, measure, candidates):
 
 
 def _new_requests(run, cluster, present):
-    each = run.size(full=20_000, quick=3_000)
+    each = run.size(full=15_000, quick=3_000)
     runs = {subject: [] for subject in present}
+    footprint = Footprint(cluster, present)
 
     def requests(subject, each):
         return pgbench(cluster, subject.name, subject.request(subjects.NEW), clients=CLIENTS, each=each, seed=run.seed())
@@ -49,7 +51,11 @@ def _new_requests(run, cluster, present):
     best = max(subjects.OURS, key=lambda s: median(speed[s]))
     faster, cheaper, less = (Ratio(one[best], one[subjects.HANDWRITTEN]) for one in (speed, cpu, wal))
     plus = [Ratio(one[best], one[subjects.HANDWRITTEN_PLUS]) for one in (speed, cpu, wal)]
-    tables = [footprint.table(run, cluster, subject, requests) for subject in (*subjects.OURS, *subjects.BY_HAND)]
+    sample = run.size(full=1_000, quick=250)
+    for subject in present:
+        with footprint.stretch(subject, CLIENTS * sample):
+            requests(subject, sample)
+    left_behind = footprint.table("W1 and W2: new requests", "request")
     return {
         "W1": Result(
             measured=[f"{s.label}: {rate(median(speed[s]))}, {median(cpu[s]):.0f} µs" for s in present]
@@ -57,33 +63,44 @@ def _new_requests(run, cluster, present):
             checks=[Check(f"requests {faster}", faster.value >= 1.5), Check(f"CPU {cheaper}", cheaper.value <= 0.65)],
             charts=[Bars("W1: requests per second", "1/s", {s.label: speed[s] for s in present}),
                     Bars("W1: server CPU per request", "µs", {s.label: cpu[s] for s in present})],
-            tables=tables),
+            footprint=left_behind),
         "W2": Result(
             measured=[f"{s.label}: {median(wal[s]):,.0f} B" for s in present] + [f"not judged: to (b+) {plus[2]}"],
             checks=[Check(str(less), less.value <= 0.7)],
-            charts=[Bars("W2: WAL per request", "bytes", {s.label: wal[s] for s in present})]),
+            charts=[Bars("W2: WAL per request", "bytes", {s.label: wal[s] for s in present})],
+            footprint=left_behind),
     }
 
 
 def _replays(run, cluster, present):
     known = run.size(full=100_000, quick=8_000)
-    each = run.size(full=25_000, quick=5_000)
+    each = run.size(full=15_000, quick=5_000)
     for subject in present:
         script = subject.request(subjects.in_turn(known // CLIENTS))
         pgbench(cluster, subject.name, script, clients=CLIENTS, each=known // CLIENTS, seed=run.seed())
     speed = {subject: [] for subject in present}
+    footprint = Footprint(cluster, present)
+
+    def requests(subject, each):
+        script = subject.request(subjects.numbered(known))
+        return pgbench(cluster, subject.name, script, clients=CLIENTS, each=each, seed=run.seed()).rate
+
     for round_number in run.rounds("W3"):
         _analyze(cluster, present)
         for subject in run.turn(present, round_number):
-            script = subject.request(subjects.numbered(known))
-            speed[subject].append(pgbench(cluster, subject.name, script, clients=CLIENTS, each=each, seed=run.seed()).rate)
+            speed[subject].append(requests(subject, each))
+    sample = run.size(full=1_000, quick=250)
+    for subject in present:
+        with footprint.stretch(subject, CLIENTS * sample):
+            requests(subject, sample)
     best = max(subjects.OURS, key=lambda s: median(speed[s]))
     faster = Ratio(speed[best], speed[subjects.HANDWRITTEN])
     return {"W3": Result(
         measured=[f"{s.label}: {rate(median(speed[s]))}" for s in present]
         + [f"not judged: to (b+) {Ratio(speed[best], speed[subjects.HANDWRITTEN_PLUS])}"],
         checks=[Check(str(faster), faster.value >= 1.5)],
-        charts=[Bars("W3: replays per second", "1/s", {s.label: speed[s] for s in present})])}
+        charts=[Bars("W3: replays per second", "1/s", {s.label: speed[s] for s in present})],
+        footprint=footprint.table("W3: replays", "request"))}
 
 
 def _analyze(cluster, present):

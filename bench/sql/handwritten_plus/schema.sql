@@ -10,7 +10,7 @@ CREATE TABLE idempotency_keys (
   completed_at timestamptz,
   -- Set once. An UPDATE that changed it could not be a HOT one, since it is in an index.
   expires_at timestamptz NOT NULL DEFAULT now() + interval '7 days',
-  txid xid8 NOT NULL DEFAULT pg_current_xact_id(),
+  txid xid8,                -- with the answer: a default would cost a replay, which writes nothing, a transaction id
   -- The look-up of a request, and what makes it one at a time. A key means something within its scope.
   PRIMARY KEY (key, scope)
 );
@@ -72,7 +72,7 @@ BEGIN
     -- It counts as new. Of two that find it so, the second one waits here and finds that it does not any more.
     UPDATE handwritten_plus.idempotency_keys k
        SET request_hash = digest, status = 'in progress', response = NULL, created_at = now(), completed_at = NULL,
-           expires_at = now() + interval '7 days', txid = pg_current_xact_id()
+           expires_at = now() + interval '7 days'
      WHERE k.key = request_key AND k.scope = '' AND k.expires_at <= clock_timestamp();
     IF NOT FOUND THEN
       RETURN handwritten_plus.place_order(request_key, digest, request);
@@ -96,7 +96,8 @@ BEGIN
   END IF;
 
   answer := jsonb_build_object('order', order_id);
-  UPDATE handwritten_plus.idempotency_keys SET status = 'completed', response = answer, completed_at = now()
+  UPDATE handwritten_plus.idempotency_keys SET status = 'completed', response = answer, completed_at = now(),
+         txid = pg_current_xact_id()
    WHERE key = request_key AND scope = '';
   RETURN answer;
 END
