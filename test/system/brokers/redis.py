@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 
-from brokers.contract import Broker, Message
+from brokers.broker import Broker, Message
 
 PASSWORD = "correct horse"
 
