@@ -27,6 +27,7 @@ namespace kinds {
 extern const BuiltInKind function;
 extern const BuiltInKind http;
 extern const BuiltInKind kafka;
+extern const BuiltInKind nats;
 extern const BuiltInKind postgres;
 extern const BuiltInKind pull;
 extern const BuiltInKind redis;
