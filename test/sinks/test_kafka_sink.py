@@ -85,3 +85,401 @@ def test_without_key_and_without_value(broker, topic):
     assert (with_null.key, with_null.value) == ("", "null")
 
 
+def murmur2(data):
+    """By the text of the Java client's Utils.murmur2."""
+    mask, m = 0xffffffff, 0x5bd1e995
+    h = (0x9747b28c ^ len(data)) & mask
+    for i in range(0, len(data) // 4 * 4, 4):
+        k = int.from_bytes(data[i:i + 4], "little") * m & mask
+        k = (k ^ k >> 24) * m & mask
+        h = h * m & mask ^ k
+    rest = data[len(data) // 4 * 4:]
+    if rest:
+        h = (h ^ int.from_bytes(rest, "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return h ^ h >> 15
+
+
+def test_partitions_are_those_of_java_clients(broker):
+    broker.create_topic("by-key", 12)
+    keys = ["", "a", "ab", "abc", "abcd", "order-17", "ключ", "x" * 255]
+    with open_sink(broker, topic="by-key") as sink:
+        assert set(statuses(sink.send(*(event(i, ordering_key=key) for i, key in enumerate(keys))))) == {DELIVERED}
+    assert {m.key: m.partition for m in broker.messages("by-key")} == {
+        key: (murmur2(key.encode()) & 0x7fffffff) % 12 for key in keys}
+
+
+@pytest.mark.parametrize("partitioner", ["crc32", "fnv1a"])
+def test_other_partitioners_keep_a_key_together(mock, partitioner):
+    with open_sink(mock, partitioner=partitioner) as sink:
+        assert set(statuses(sink.send(*(event(i, ordering_key=f"k{i % 10}") for i in range(100))))) == {DELIVERED}
+    placed = {(m.key, m.partition) for m in read_messages(mock.brokers, TOPIC)}
+    assert len(placed) == 10 and len({partition for _, partition in placed}) > 1
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_compression(broker, topic, codec):
+    payload = json.dumps("abc" * 1000)
+    with open_sink(broker, topic=topic, compression=codec) as sink:
+        assert set(statuses(sink.send(*(event(i, payload=payload) for i in range(50))))) == {DELIVERED}
+    assert [m.value for m in broker.messages(topic)] == [payload] * 50
+    size = sum(f.stat().st_size for f in (broker.directory / "data" / f"{topic}-0").glob("*.log"))
+    assert (size < 100_000) == (codec != "none")
+
+
+# -- where it goes --
+
+def test_a_topic_made_from_the_event(broker):
+    for name in "shop.created", "shop.paid":
+        broker.create_topic(name)
+    with open_sink(broker, topic="shop.{type}") as sink:
+        outcomes = sink.send(event(1, type="created"), event(2, type="paid"), event(3, type="größer"),
+                             event(4, type="x" * 250), event(5, type="paid"))
+    assert statuses(outcomes) == [DELIVERED, DELIVERED, FAILED_FINAL, FAILED_FINAL, DELIVERED]
+    assert outcomes[2].reason == '"shop.größer" is not a name of a topic'
+    assert [m.headers["ce_type"] for m in broker.messages("shop.paid")] == ["paid", "paid"]
+
+
+def test_what_the_topic_is_made_from_is_missing(mock):
+    with open_sink(mock, topic="{header:region}") as sink:
+        outcomes = sink.send(event(1), event(2, headers={"Region": "events"}))
+    assert statuses(outcomes) == [FAILED_FINAL, DELIVERED] and "region" in outcomes[0].reason
+
+
+def test_a_missing_topic_is_the_destinations(broker):
+    with open_sink(broker, topic="not-there") as sink:
+        outcomes = sink.send(*(event(i) for i in range(5)))
+        assert set(statuses(outcomes)) == {UNREACHABLE}
+        assert outcomes[0].reason == 'topic "not-there": Broker: Unknown topic or partition'
+        broker.create_topic("not-there")
+        assert set(statuses(sink.send(*(event(i) for i in range(5))))) == {DELIVERED}
+    assert len(broker.messages("not-there")) == 5
+
+
+def test_a_missing_topic_among_others_is_the_events_own(broker, topic):
+    with open_sink(broker, topic="{type}") as sink:
+        sink.send(event(0, type=topic))
+        outcomes = sink.send(event(1, type="nowhere"), event(2, type=topic))
+        assert statuses(outcomes) == [FAILED_RETRY, DELIVERED]
+        assert outcomes[0].reason == 'topic "nowhere": Broker: Unknown topic or partition'
+        assert set(statuses(sink.send(*(event(i, type=f"nowhere-{i}") for i in range(4))))) == {UNREACHABLE}
+
+
+# -- too large, invalid --
+
+def test_larger_than_the_option_says(mock):
+    with open_sink(mock, max_message_bytes=5000) as sink:
+        outcomes = sink.send(event(1), event(2, payload=json.dumps("x" * 5000)), event(3))
+        assert statuses(outcomes) == [DELIVERED, FAILED_FINAL, DELIVERED]
+        assert outcomes[1].reason == "the message is larger than max_message_bytes = 5000"
+
+
+def test_larger_than_the_topic_takes(broker):
+    broker.create_topic("small", 1, max_message_bytes=3000)
+    with open_sink(broker, topic="small", linger=50) as sink:
+        outcomes = sink.send(*(event(i, payload=json.dumps("x" * (4000 if i == 7 else 10))) for i in range(20)))
+        assert statuses(outcomes) == [FAILED_FINAL if i == 7 else DELIVERED for i in range(20)]
+        assert outcomes[7].reason == "Broker: Message size too large"
+    assert sorted(m.headers["ce_eventkey"] for m in broker.messages("small")) == sorted(
+        f"order-{i}" for i in range(20) if i != 7)
+
+
+def test_small_messages_that_are_too_large_together(broker):
+    broker.create_topic("narrow", 1, max_message_bytes=2000)
+    with open_sink(broker, topic="narrow", linger=50) as sink:
+        assert set(statuses(sink.send(*(event(i, payload=json.dumps("x" * 500)) for i in range(30))))) == {DELIVERED}
+    assert len(broker.messages("narrow")) == 30
+
+
+def test_a_compacted_topic_wants_keys(broker):
+    broker.create_topic("compacted", 1, cleanup_policy="compact")
+    with open_sink(broker, topic="compacted", linger=50) as sink:
+        outcomes = sink.send(*(event(i, ordering_key=None if i == 2 else "k") for i in range(5)))
+    assert statuses(outcomes) == [FAILED_FINAL if i == 2 else DELIVERED for i in range(5)]
+    assert outcomes[2].reason
+
+
+# -- who may --
+
+@pytest.mark.parametrize("mechanism", ["plain", "scram-sha-256", "scram-sha-512"])
+def test_login(broker, topic, mechanism):
+    login = {"brokers": f"127.0.0.1:{broker.login_port}", "username": USER, "sasl_mechanism": mechanism}
+    with open_sink(broker, topic=topic, **login, password=PASSWORD) as sink:
+        outcome, = sink.send(event(1))
+    if mechanism == "plain" or librdkafka.version() >= (2, 6, 1):
+        assert outcome.status == DELIVERED
+    else:
+        assert outcome.status == UNREACHABLE and "cannot log in so to Kafka 4" in outcome.reason
+    start = time.monotonic()
+    with open_sink(broker, topic=topic, **login, password="hunter2", connect_timeout=30_000) as sink:
+        outcome, = sink.send(event(1))
+    assert time.monotonic() - start < 10, "there is nothing to wait for"
+    assert outcome.status == UNREACHABLE and "uthentication" in outcome.reason and "hunter2" not in outcome.reason
+
+
+def test_a_user_without_rights(broker, topic):
+    with open_sink(broker, topic=topic, brokers=f"127.0.0.1:{broker.login_port}", username=GUEST, password=PASSWORD,
+                   sasl_mechanism="plain") as sink:
+        outcome, = sink.send(event(1))
+    assert outcome.status == UNREACHABLE and "authorization failed" in outcome.reason
+
+
+def test_tls(broker, topic):
+    ca, brokers = broker.directory / "cert.pem", f"localhost:{broker.tls_port}"
+    with open_sink(broker, topic=topic, brokers=brokers, tls=True, ca_file=ca) as sink:
+        assert set(statuses(sink.send(*(event(i) for i in range(10))))) == {DELIVERED}
+    with open_sink(broker, topic=topic, brokers=brokers, tls=True, ca_file=ca, certificate_file=ca,
+                   key_file=broker.directory / "key.pem") as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+    for wrong in ({"brokers": brokers},  # not an authority of the system's
+                  {"brokers": f"127.0.0.1:{broker.tls_port}", "ca_file": ca},  # the name is checked as well
+                  {"brokers": broker.brokers, "ca_file": ca}):  # speaks no TLS
+        with open_sink(broker, topic=topic, tls=True, **wrong) as sink:
+            outcome, = sink.send(event(1))
+        assert outcome.status == UNREACHABLE and outcome.reason, wrong
+
+
+# -- brokers that misbehave --
+
+def test_nobody_listens():
+    port, = free_ports(1)
+    with Sink("kafka", {"brokers": f"127.0.0.1:{port}", "topic": TOPIC, "connect_timeout": 300}) as sink:
+        for _ in range(2):
+            start = time.monotonic()
+            outcomes = sink.send(event(1), event(2))
+            assert set(statuses(outcomes)) == {UNREACHABLE} and "Connection refused" in outcomes[0].reason
+            assert " (after" not in outcomes[0].reason
+            assert 0.29 <= time.monotonic() - start < 5
+
+
+def test_a_cluster_that_comes_back(mock):
+    with open_sink(mock, connect_timeout=300) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+        mock.down()
+        assert sink.send(event(2))[0].status == UNREACHABLE
+        mock.up()
+        assert sink.send(event(2), event(3))[0].status == DELIVERED
+
+
+def test_a_short_absence_is_not_noticed(mock):
+    with open_sink(mock, connect_timeout=20_000) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+        mock.down()
+        events = [event(i) for i in range(2, 10)]
+        assert all(sink.submit(e) for e in events)
+        assert sink.collect()[0] == []
+        mock.up()
+        collected = []
+        deadline = time.monotonic() + 20
+        while len(collected) < len(events):
+            assert time.monotonic() < deadline
+            collected += sink.collect()[0]
+            time.sleep(0.01)
+        assert set(statuses(collected)) == {DELIVERED}
+
+
+@pytest.mark.parametrize("error", [
+    "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE",
+    "REQUEST_TIMED_OUT", "KAFKA_STORAGE_ERROR", "TRANSPORT"])
+def test_what_the_library_tries_again_by_itself(mock, error):
+    with open_sink(mock) as sink:
+        mock.answer(PRODUCE, *[ERRORS[error]] * 3)
+        assert set(statuses(sink.send(*(event(i, ordering_key=f"k{i}") for i in range(40))))) == {DELIVERED}
+    received = [m.headers["event-id"] for m in read_messages(mock.brokers, TOPIC)]
+    assert len(set(received)) == 40
+
+
+ERRORS = {"NOT_ENOUGH_REPLICAS": 19, "NOT_ENOUGH_REPLICAS_AFTER_APPEND": 20, "NOT_LEADER_FOR_PARTITION": 6,
+          "LEADER_NOT_AVAILABLE": 5, "REQUEST_TIMED_OUT": 7, "KAFKA_STORAGE_ERROR": 56, "NETWORK_EXCEPTION": 13,
+          "TRANSPORT": TRANSPORT, "MSG_SIZE_TOO_LARGE": 10, "INVALID_RECORD": 87, "TOPIC_AUTHORIZATION_FAILED": 29,
+          "CLUSTER_AUTHORIZATION_FAILED": 31, "UNKNOWN_SERVER_ERROR": -1, "POLICY_VIOLATION": 44,
+          "OUT_OF_ORDER_SEQUENCE_NUMBER": 45}
+
+
+def test_too_few_replicas_for_too_long(mock):
+    with open_sink(mock, timeout=1000) as sink:
+        sink.send(event(0))
+        mock.answer(PRODUCE, *[ERRORS["NOT_ENOUGH_REPLICAS"]] * 100)
+        start = time.monotonic()
+        outcomes = sink.send(*(event(i) for i in range(1, 5)))
+        assert set(statuses(outcomes)) == {UNREACHABLE} and 0.9 < time.monotonic() - start < 10
+        assert outcomes[0].reason == "no acknowledgement within the timeout"
+        mock.answer_as_usual(PRODUCE)
+        assert sink.send(event(1))[0].status == DELIVERED
+
+
+@pytest.mark.parametrize("error, status", [
+    ("TOPIC_AUTHORIZATION_FAILED", UNREACHABLE), ("CLUSTER_AUTHORIZATION_FAILED", UNREACHABLE),
+    ("NETWORK_EXCEPTION", UNREACHABLE), ("POLICY_VIOLATION", FAILED_RETRY), ("OUT_OF_ORDER_SEQUENCE_NUMBER", UNREACHABLE)])
+def test_a_refusal(mock, error, status):
+    with open_sink(mock) as sink:
+        sink.send(event(0))
+        mock.answer(PRODUCE, ERRORS[error])
+        outcome, = sink.send(event(1))
+        assert outcome.status == status and outcome.reason
+        assert sink.send(event(1))[0].status == DELIVERED, "it goes on"
+
+
+@pytest.mark.parametrize("error", ["MSG_SIZE_TOO_LARGE", "INVALID_RECORD"])
+def test_an_event_answers_for_itself_only(mock, error):
+    with open_sink(mock) as sink:
+        sink.send(event(0))
+        mock.answer(PRODUCE, ERRORS[error])
+        assert set(statuses(sink.send(*(event(i) for i in range(1, 20))))) == {DELIVERED}, "each passed when it was alone"
+        mock.answer(PRODUCE, ERRORS[error], ERRORS[error])
+        assert statuses(sink.send(event(1))) == [FAILED_FINAL]
+
+
+def test_the_same_failure_of_everything_is_the_destinations(mock):
+    with open_sink(mock) as sink:
+        mock.answer(PRODUCE, *[ERRORS["POLICY_VIOLATION"]] * 100)
+        assert set(statuses(sink.send(*(event(i, ordering_key=f"k{i}") for i in range(20))))) == {UNREACHABLE}
+
+
+def test_a_fatal_error_makes_a_new_producer(mock):
+    mock.answer(INIT_PRODUCER_ID, ERRORS["CLUSTER_AUTHORIZATION_FAILED"])
+    with open_sink(mock) as sink:
+        outcomes = sink.send(event(1), event(2))
+        assert set(statuses(outcomes)) == {UNREACHABLE} and "authorization" in outcomes[0].reason
+        assert set(statuses(sink.send(event(1), event(2)))) == {DELIVERED}
+
+
+def test_a_slow_broker(mock):
+    mock.delay(300)
+    with open_sink(mock) as sink:
+        assert set(statuses(sink.send(*(event(i) for i in range(50))))) == {DELIVERED}
+
+
+def test_a_broker_that_stands_still(broker, topic):
+    with open_sink(broker, topic=topic, timeout=1500) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+        broker.pause()
+        try:
+            start = time.monotonic()
+            outcomes = sink.send(event(2), event(3))
+            assert set(statuses(outcomes)) == {UNREACHABLE}
+            assert 1 < time.monotonic() - start < 10
+        finally:
+            broker.go_on()
+        assert sink.send(event(2))[0].status == DELIVERED
+
+
+# -- closing --
+
+def closes_at_once(sink):
+    start = time.monotonic()
+    sink.close()
+    return time.monotonic() - start < 0.5
+
+
+def test_closing_with_events_under_way(mock):
+    mock.delay(5000)
+    sink = open_sink(mock)
+    kept = [event(i) for i in range(100)]
+    assert all(sink.submit(e) for e in kept)
+    sink.collect()
+    assert closes_at_once(sink)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_closing_while_a_broker_does_not_answer(tls):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        sink = Sink("kafka", {"brokers": f"127.0.0.1:{silent.getsockname()[1]}", "topic": TOPIC, "tls": tls})
+        kept = event(1)
+        assert sink.submit(kept)
+        silent.accept()
+        assert closes_at_once(sink)
+
+
+def test_a_broker_that_never_answers_is_unreachable():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with Sink("kafka", {"brokers": f"127.0.0.1:{silent.getsockname()[1]}", "topic": TOPIC, "timeout": 1000}) as sink:
+            assert sink.send(event(1))[0].status == UNREACHABLE
+
+
+# -- where connections may go --
+
+def test_loopback_is_refused_unless_listed(mock):
+    with Sink("kafka", {"brokers": mock.brokers, "topic": TOPIC}, "") as sink:
+        outcome, = sink.send(event(1), within=5)
+    assert outcome.status == UNREACHABLE
+    assert outcome.reason == "address 127.0.0.1 is not allowed; see the setting retrysafe.allowed_addresses"
+
+
+def test_the_brokers_that_the_cluster_names_are_checked_too(mock):
+    """The first broker is reached by a name that is listed; the cluster then names addresses."""
+    first = mock.brokers.split(",")[0].rsplit(":", 1)[1]
+    with Sink("kafka", {"brokers": f"localhost:{first}", "topic": TOPIC, "timeout": 2000}, "localhost") as sink:
+        outcome, = sink.send(event(1))
+    assert outcome.status == UNREACHABLE and "address 127.0.0.1 is not allowed" in outcome.reason
+    assert read_messages(mock.brokers, TOPIC) == []
+
+
+def test_a_name_that_does_not_resolve():
+    with Sink("kafka", {"brokers": "no-such-host.invalid:9092", "topic": TOPIC}) as sink:
+        outcome, = sink.send(event(1))
+    assert outcome.status == UNREACHABLE and "no-such-host.invalid" in outcome.reason
+
+
+# -- opening --
+
+@pytest.mark.parametrize("options, message", [
+    ({"topic": "t"}, 'option "brokers" is missing'),
+    ({"brokers": "a:9092"}, 'option "topic" is missing'),
+    ({"brokers": "a:9092,,b", "topic": "t"}, 'option "brokers" must be a list of HOST:PORT'),
+    ({"brokers": "plaintext://a:9092", "topic": "t"}, 'option "brokers" must be'),
+    ({"brokers": "a:port", "topic": "t"}, 'option "brokers" must be'),
+    ({"brokers": "a:70000", "topic": "t"}, 'option "brokers" must be'),
+    ({"brokers": "::1", "topic": "t"}, 'option "brokers" must be'),
+    ({"brokers": "a:9092", "topic": "t", "ca_file": "/etc/ssl/x"}, 'certificates need option "tls"'),
+    ({"brokers": "a:9092", "topic": "t", "tls": True, "ca_file": "/no/such/file"}, "ssl.ca.location"),
+    ({"brokers": "a:9092", "topic": "t", "tls": True, "key_file": "/x"}, "go together"),
+    ({"brokers": "a:9092", "topic": "t", "username": "u"}, 'option "sasl_mechanism" is missing'),
+    ({"brokers": "a:9092", "topic": "t", "username": "u", "sasl_mechanism": "plain"}, 'option "password" is missing'),
+    ({"brokers": "a:9092", "topic": "t", "password": "hunter2", "sasl_mechanism": "plain"}, 'option "username" is missing'),
+])
+def test_what_cannot_work_is_an_error_of_open(options, message):
+    with pytest.raises(OpenError, match=message):
+        Sink("kafka", options)
+
+
+# -- nothing is left behind --
+
+def threads():
+    return set(os.listdir("/proc/self/task"))
+
+
+def test_threads_of_the_library_take_no_signals(mock):
+    before = threads()
+    with open_sink(mock) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+        ours = threads() - before
+        assert len(ours) >= 3
+        for thread in ours:
+            with open(f"/proc/self/task/{thread}/status") as status:
+                blocked = int(next(line.split()[1] for line in status if line.startswith("SigBlk")), 16)
+            for number in (1, 2, 3, 10, 12, 14, 15, 17, 23):  # HUP INT QUIT USR1 USR2 ALRM TERM CHLD URG
+                assert blocked >> (number - 1) & 1, f"signal {number}"
+    assert threads() <= before
+
+
+def test_descriptors_threads_and_memory_stay(mock):
+    def resident():
+        with open("/proc/self/statm") as f:
+            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def round_of(first):
+        mock.down()
+        assert set(statuses(sink.send(*(event(i) for i in range(first, first + 50))))) == {UNREACHABLE}
+        mock.up()
+        assert set(statuses(sink.send(*(event(i) for i in range(first, first + 300))))) == {DELIVERED}
+
+    with open_sink(mock, connect_timeout=50) as sink:
+        for i in range(3):
+            round_of(1000 * i)
+        descriptors, running, memory = len(os.listdir("/proc/self/fd")), len(threads()), resident()
+        for i in range(3, 10):
+            round_of(1000 * i)
+        assert len(os.listdir("/proc/self/fd")) <= descriptors + 4
+        assert len(threads()) <= running + 1
+        assert resident() - memory < 24 * 1024 * 1024  # the mock cluster keeps the messages

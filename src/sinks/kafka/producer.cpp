@@ -10,6 +10,8 @@ namespace retrysafe::kafka {
 namespace {
 
 constexpr size_t kErrorBytes = 512;
+// Before, the library added its nonce to the server's once more, which brokers let pass until version 4.
+constexpr int kScramRepaired = 0x02060100;
 
 struct FreeConf {
   void operator()(rd_kafka_conf_t *conf) const { rd_kafka_conf_destroy(conf); }
@@ -89,6 +91,9 @@ Producer::Trouble Producer::trouble(rd_kafka_event_t *event) const {
     result.text = lookup_.failure();
   }
   if (result.text.empty()) result.text = stable_text(text ? text : rd_kafka_err2str(result.error));
+  if (result.error == RD_KAFKA_RESP_ERR__AUTHENTICATION && rd_kafka_version() < kScramRepaired &&
+      result.text.find("SCRAM") != std::string::npos)
+    result.text += std::string("; librdkafka ") + rd_kafka_version_str() + " cannot log in so to Kafka 4";
   return result;
 }
 

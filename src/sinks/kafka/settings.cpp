@@ -115,7 +115,7 @@ Settings::Settings(const sink::Options &options)
     }
   }
   if (login) {
-    set("sasl.mechanism", upper(options.text("sasl_mechanism", "scram-sha-512")));
+    set("sasl.mechanism", upper(options.required("sasl_mechanism")));
     set("sasl.username", std::string(options.required("username")));
     set("sasl.password", std::string(options.required("password")));
   }

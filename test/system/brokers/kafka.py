@@ -23,7 +23,7 @@ from brokers.librdkafka import create_topic
 HERE = pathlib.Path(__file__).resolve().parent / "kafka_jars"
 JARS = HERE.parents[3] / "build/kafka"
 TOPIC = "events"
-USER, PASSWORD = "shop", "correct horse"  # may do everything
+USER, PASSWORD = "shop", "correct-horse"  # may do everything
 GUEST = "guest"  # may do nothing; the same password
 # Short-lived, so the quick compiler and the collector without threads.
 JAVA = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m",
@@ -90,7 +90,7 @@ class Kafka(Broker):
             "listener.name.sasl_plaintext.scram-sha-256.sasl.jaas.config": self._jaas("scram.Scram"),
             "listener.name.sasl_plaintext.scram-sha-512.sasl.jaas.config": self._jaas("scram.Scram"),
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": f"User:ANONYMOUS;User:{USER}",
+            "super.users": f"User:ANONYMOUS;User:{USER};User:CN=localhost",
             "auto.create.topics.enable": "false", "connection.failed.authentication.delay.ms": 0,
             # A node that was killed is let in again as soon as it is back.
             "broker.session.timeout.ms": 1000, "broker.heartbeat.interval.ms": 200,
@@ -176,7 +176,7 @@ class Kafka(Broker):
 
     def wrong_credentials(self):
         return self.options() | {"brokers": f"127.0.0.1:{self.login_port}", "username": USER,
-                                 "password": "hunter2", "sasl_mechanism": "scram-sha-256"}
+                                 "password": "hunter2", "sasl_mechanism": "plain"}
 
     def wrong_host(self):
         return self.options() | {"brokers": "no-such-host.invalid:9092"}

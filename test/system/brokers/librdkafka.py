@@ -15,6 +15,7 @@ def _function(name, result, *arguments):
     return function
 
 
+_version = _function("version", c_int)
 _conf_new = _function("conf_new", c_void_p)
 _conf_set = _function("conf_set", c_int, c_void_p, c_char_p, c_char_p, c_char_p, c_size_t)
 _new = _function("new", c_void_p, c_int, c_void_p, c_char_p, c_size_t)
@@ -54,13 +55,18 @@ class _Client:
     def __init__(self, **properties):
         conf, error = _conf_new(), create_string_buffer(512)
         for name, value in {"log_level": "0", **properties}.items():
-            assert _conf_set(conf, name.replace("_", ".", 9).encode() if name != "log_level" else b"log_level",
+            assert _conf_set(conf, (name if name == "log_level" else name.replace("_", ".")).encode(),
                              str(value).encode(), error, len(error)) == 0, error.value
         self.handle = _new(0, conf, error, len(error))
         assert self.handle, error.value
 
     def close(self):
         _destroy(self.handle)
+
+
+def version():
+    number = _version()
+    return number >> 24, number >> 16 & 255, number >> 8 & 255
 
 
 def create_topic(brokers, name, partitions, **config):
