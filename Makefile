@@ -20,9 +20,11 @@ ISOLATION    = $(sort $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/i
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=build/isolation
 REGRESS_OPTS = --outputdir=build/regress
 
+systemd_unit_dir ?= /usr/lib/systemd/system
+
 # The null sink misbehaves on command: for tests only.
 ifndef SINKS
-kinds       := $(sort $(filter-out core server $(if $(FAULT_POINTS),,null),$(shell awk '$$2 ~ /\.cpp$$/ { print $$1 }' src/sources.txt)))
+kinds       := $(sort $(filter-out core server relay $(if $(FAULT_POINTS),,null),$(shell awk '$$2 ~ /\.cpp$$/ { print $$1 }' src/sources.txt)))
 missing_of   = $(foreach package,$(patsubst pkg:%,%,$(filter pkg:%,$(call source_list,$(1)))),$(shell pkg-config --exists $(package) || echo $(package)))
 $(foreach kind,$(kinds),$(eval missing_$(kind) := $(call missing_of,$(kind))))
 $(foreach kind,$(kinds),$(if $(missing_$(kind)),$(info destinations of kind "$(kind)" are left out: pkg-config does not find $(missing_$(kind)))))
@@ -33,7 +35,7 @@ sink_modules = $(foreach sink,$(SINKS),retrysafe_$(sink).so)
 EXTRA_CLEAN  = src/sql/retrysafe--$(EXT_VERSION).sql $(sink_modules) build/regress build/isolation \
                $(wildcard src/sinks/*.o src/sinks/*.d) \
                $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.o src/sinks/$(sink)/*.d)) \
-               $(OBJS:.o=.d)
+               $(OBJS:.o=.d) retrysafe-relay $(wildcard src/relay/*.o src/relay/*.d)
 
 PG_CONFIG   ?= pg_config
 # The server's headers are system headers: they do not compile without warnings, our own code does.
@@ -78,23 +80,41 @@ retrysafe_$(1).so: $$(sink_objects_$(1))
 	$$(CXX) -shared $$(LDFLAGS) $$(exports) -o $$@ $$(filter %.o,$$^) $$(filter -l%,$$(call source_list,$(1)))
 endef
 $(foreach sink,$(SINKS),$(eval $(call sink_rule,$(sink))))
+
+# The relay is a program for any machine. Without libpq's headers it is left out.
+ifneq ($(wildcard $(shell $(PG_CONFIG) --includedir)/libpq-fe.h),)
+relay_program = retrysafe-relay
+endif
+relay_objects = $(patsubst %.cpp,%.o,$(filter %.cpp,$(call source_list,relay)))
+retrysafe-relay: $(relay_objects) $(core_objects)
+	$(CXX) $(LDFLAGS) -pie -o $@ $(filter %.o,$^) $(filter -l%,$(call source_list,relay)) -ldl
+src/relay/%.o: override CPPFLAGS += -isystem $(shell $(PG_CONFIG) --includedir) -DRETRYSAFE_LIBDIR='"$(pkglibdir)"'
+
 src/sinks/postgres/%.o: override CPPFLAGS += -isystem $(shell $(PG_CONFIG) --includedir)
 
-all: $(sink_modules)
+all: $(sink_modules) $(relay_program)
 $(MODULE_big).so $(sink_modules): src/exports.map src/sources.txt
-$(OBJS) $(foreach sink,$(SINKS),$(sink_objects_$(sink))): build/flags
+$(OBJS) $(foreach sink,$(SINKS),$(sink_objects_$(sink))) $(relay_objects): build/flags
 installcheck: | build
 build:
 	$(MKDIR_P) $@
-install: install-sinks
+install: install-sinks install-relay
+install-relay: $(relay_program)
+ifdef relay_program
+	$(MKDIR_P) '$(DESTDIR)$(bindir)' '$(DESTDIR)$(systemd_unit_dir)'
+	$(INSTALL_PROGRAM) $(relay_program) '$(DESTDIR)$(bindir)/'
+	sed 's|@bindir@|$(bindir)|' src/relay/retrysafe-relay@.service >'$(DESTDIR)$(systemd_unit_dir)/retrysafe-relay@.service'
+endif
 install-sinks: $(sink_modules)
 	$(MKDIR_P) '$(DESTDIR)$(pkglibdir)' '$(DESTDIR)$(includedir_server)/extension/retrysafe'
 	$(foreach sink,$(SINKS),$(INSTALL_SHLIB) retrysafe_$(sink).so '$(DESTDIR)$(pkglibdir)/';)
 	$(INSTALL_DATA) src/sink/abi.h '$(DESTDIR)$(includedir_server)/extension/retrysafe/retrysafe_sink.h'
-uninstall: uninstall-sinks
+uninstall: uninstall-sinks uninstall-relay
+uninstall-relay:
+	rm -f '$(DESTDIR)$(bindir)/retrysafe-relay' '$(DESTDIR)$(systemd_unit_dir)/retrysafe-relay@.service'
 uninstall-sinks:
 	rm -f $(foreach sink,$(SINKS),'$(DESTDIR)$(pkglibdir)/retrysafe_$(sink).so')
 	rm -rf '$(DESTDIR)$(includedir_server)/extension/retrysafe'
-.PHONY: install-sinks uninstall-sinks
+.PHONY: install-sinks uninstall-sinks install-relay uninstall-relay
 
--include $(wildcard $(OBJS:.o=.d) src/sinks/*.d $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.d)))
+-include $(wildcard $(OBJS:.o=.d) src/relay/*.d src/sinks/*.d $(foreach sink,$(SINKS),$(wildcard src/sinks/$(sink)/*.d)))

@@ -17,12 +17,13 @@ ALLOWED = {  # folder of the file -> folders and files that it may include, besi
     "sink": ["core"],
     "runtime": ["core", "pg", "storage", "settings.hpp", "idempotency", "outbox", "sink"],
     "module.cpp": ["core", "pg", "settings.hpp", "idempotency", "outbox", "sink", "runtime"],
+    "relay": ["core", "sink"],
     "sinks": ["core", "sink/abi.h", "sink/kit.hpp", "sinks/resolver.hpp"],
 }
 CLIENT_HEADERS = {  # header -> the only folder, or folders, for it
     r"curl/": "sinks/http/",
     r"openssl/": ("sinks/http/", "sinks/rabbitmq/"),
-    r"libpq-fe\.h": "sinks/postgres/",
+    r"libpq-fe\.h": ("sinks/postgres/", "relay/"),
     r"librdkafka/": "sinks/kafka/",
     r"nats/": "sinks/nats/",
     r"hiredis/": "sinks/redis/",

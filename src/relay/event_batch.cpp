@@ -1,0 +1,107 @@
+#include "relay/event_batch.hpp"
+
+#include <cstring>
+
+#include "core/batch_handle.hpp"
+#include "core/event_source.hpp"
+#include "core/header_list.hpp"
+#include "core/json_string.hpp"
+
+namespace retrysafe::relay {
+
+namespace {
+
+enum Column { kBatch, kEventId, kAttempt, kType, kKey, kScope, kOrderingKey, kPayload, kHeaders, kCreatedAt };
+
+template <class Number>
+Number number(const char *bytes) {
+  Number value = 0;
+  for (size_t i = 0; i < sizeof value; ++i)
+    value = static_cast<Number>(value << 8 | static_cast<unsigned char>(bytes[i]));
+  return value;
+}
+
+std::string source_of(std::string_view database, std::string_view scope) {
+  std::string text(event_source_capacity(database, scope), '\0');
+  text.resize(event_source(database, scope, text.data()));
+  return text;
+}
+
+}  // namespace
+
+EventBatch::EventBatch(Result rows, std::string_view database) : rows_(std::move(rows)) {
+  const auto count = static_cast<size_t>(PQntuples(rows_.get()));
+  const auto at = [&](size_t row, Column column) -> retrysafe_text {
+    const int r = static_cast<int>(row);
+    if (PQgetisnull(rows_.get(), r, column)) return {nullptr, 0};
+    return {PQgetvalue(rows_.get(), r, column), static_cast<size_t>(PQgetlength(rows_.get(), r, column))};
+  };
+  // The binary form of jsonb is a version byte and the text.
+  const auto json_at = [&](size_t row, Column column) -> retrysafe_text {
+    const retrysafe_text text = at(row, column);
+    return text.size == 0 ? text : retrysafe_text{text.data + 1, text.size - 1};
+  };
+  const retrysafe_text handle = at(0, kBatch);
+  handle_.assign(handle.data, handle.size);
+  BatchHandle parts{};
+  if (parse_handle(handle_, &parts)) shard_ = parts.shard;
+
+  written_.resize(count);
+  items_.resize(count);
+  std::vector<size_t> first_header(count + 1);
+  for (size_t i = 0; i < count; ++i) {
+    Written &written = written_[i];
+    retrysafe_event &event = items_[i].event;
+    Uuid id;
+    std::memcpy(id.data(), at(i, kEventId).data, id.size());
+    written.id = format_uuid(id);
+    event.id = {written.id.data(), written.id.size()};
+    event.time = {written.time, event_time(number<std::int64_t>(at(i, kCreatedAt).data), written.time)};
+    event.attempt = number<std::int32_t>(at(i, kAttempt).data);
+    event.type = at(i, kType);
+    event.event_key = at(i, kKey);
+    event.scope = at(i, kScope);
+    event.ordering_key = at(i, kOrderingKey);
+    event.payload = json_at(i, kPayload);
+    const std::string_view scope(event.scope.data, event.scope.size);
+    if (i > 0 && scope == std::string_view(items_[i - 1].event.scope.data, items_[i - 1].event.scope.size)) {
+      event.source = items_[i - 1].event.source;
+    } else {
+      const std::string &source = texts_.emplace_back(source_of(database, scope));
+      event.source = {source.data(), source.size()};
+    }
+    first_header[i] = headers_.size();
+    if (const retrysafe_text headers = json_at(i, kHeaders); headers.data)
+      (void)read_headers({headers.data, headers.size}, &headers_, &texts_);
+  }
+  first_header[count] = headers_.size();
+  for (size_t i = 0; i < count; ++i) {
+    items_[i].event.header_count = first_header[i + 1] - first_header[i];
+    items_[i].event.headers = headers_.data() + first_header[i];
+  }
+}
+
+std::string outcomes_json(const EventBatch &batch, std::span<const Dispatcher::Outcome> outcomes) {
+  using Status = Dispatcher::Status;
+  std::string json;
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    const Dispatcher::Outcome &outcome = outcomes[i];
+    if (outcome.status == Status::kDelivered) continue;
+    json += json.empty() ? "{\"" : ",\"";
+    json.append(batch.event_id(i)).append("\":{\"status\":\"");
+    const bool failed = outcome.status == Status::kFailedRetry || outcome.status == Status::kFailedFinal;
+    json += outcome.status == Status::kFailedFinal ? "dead" : failed ? "retry" : "not tried";
+    json += '"';
+    if (failed && !outcome.reason.empty()) {
+      json += ",\"reason\":";
+      write_json_string(json, outcome.reason);
+    }
+    if (failed && outcome.retry_after_ms >= 0)
+      json.append(",\"retry_after_ms\":").append(std::to_string(outcome.retry_after_ms));
+    json += '}';
+  }
+  if (!json.empty()) json += '}';
+  return json;
+}
+
+}  // namespace retrysafe::relay

@@ -1,0 +1,479 @@
+#include "relay/lane.hpp"
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/kinds/kinds.hpp"
+#include "relay/log.hpp"
+
+namespace retrysafe::relay {
+
+namespace {
+
+constexpr Milliseconds kStatementTimeout = 30'000;
+constexpr Milliseconds kRest = 1000;
+constexpr Milliseconds kRestMax = 60'000;
+// Outcomes that could not be recorded are kept for so many tries.
+constexpr int kRecordTries = 8;
+// Commits may come by the thousand; for events of others a lane looks no more often than this.
+constexpr Milliseconds kLookInterval = 5;
+// A destination that comes and goes says so at most this often.
+constexpr Milliseconds kQuietFor = 60'000;
+constexpr const char *kStale = "RS210";
+
+std::string milliseconds(Milliseconds ms) {
+  return std::to_string(ms) + " ms";
+}
+
+void log_of_sink(const char *message) {
+  log(Level::kWarning, message);
+}
+
+}  // namespace
+
+Lane::Lane(const Configuration &configuration, const DestinationSection &section, const Hosts &hosts,
+           Statistics *statistics)
+    : configuration_(configuration),
+      section_(section),
+      statistics_(statistics),
+      session_(
+          hosts, [this] { connected(); }, [this](const std::string &reason) { connection_failed(reason); }) {}
+
+void Lane::turn(Milliseconds now) {
+  if (state_ == State::kEnded) return;
+  session_.turn(now);
+  // It could not be recorded in time: the batch comes again when its lease ends.
+  if (stopping_ && now >= give_up_at_ + kRest) return finish(End::kDone);
+  if (state_ == State::kResting && (now >= rest_until_ || stopping_)) {
+    state_ = again_;
+    if (!session_.ready()) state_ = State::kWaiting;
+    if (state_ == State::kRecording) return send_record();
+    if (state_ == State::kLoading) load();
+    if (state_ == State::kFetching) fetch();
+  }
+  if (state_ == State::kIdle && stopping_) return release();
+  if (state_ == State::kIdle && (woken_ || reload_) && now >= look_at_) fetch();
+  if (state_ == State::kSending || (batch_ && state_ == State::kWaiting && outcomes_.empty() && !away_)) {
+    keep_lease(now);
+    if (batch_) send(now);
+  } else if (sink_ && now >= sink_at_ && !dispatchers_.empty()) {
+    // A connection was closed, say.
+    const sink::SignalsBlocked quiet;
+    Dispatcher &any = dispatchers_.begin()->second;
+    any.step();
+    sink_at_ = any.timeout_ms() < 0 ? kNever : now + any.timeout_ms();
+  }
+}
+
+void Lane::wait_for(std::vector<pollfd> *descriptors) const {
+  if (const auto descriptor = session_.waits_for()) descriptors->push_back(*descriptor);
+  if (sink_) descriptors->push_back({sink_->wait_fd(), POLLIN, 0});
+}
+
+Milliseconds Lane::wakes_at() const {
+  if (state_ == State::kEnded) return kNever;
+  Milliseconds at = std::min({session_.wakes_at(), sink_at_, renew_at_});
+  if (state_ == State::kResting) at = std::min(at, rest_until_);
+  if (state_ == State::kIdle && woken_) at = std::min(at, look_at_);
+  if (stopping_) at = std::min(at, give_up_at_ + kRest);
+  return at;
+}
+
+void Lane::notice(const std::string &version) {
+  if (loaded() && version != version_) reload_ = true;
+}
+
+void Lane::stop(Milliseconds give_up_at) {
+  if (stopping_) return;
+  stopping_ = true;
+  give_up_at_ = give_up_at;
+  if (dispatcher_) dispatcher_->stop();
+  sink_at_ = 0;
+  if (state_ == State::kIdle || (state_ == State::kResting && !batch_)) return release();
+  if (!batch_ && !session_.ready()) finish(End::kDone);
+}
+
+// --- the connection ----------------------------------------------------------------------------------------
+
+void Lane::connected() {
+  if (connection_logged_)
+    log(Level::kInfo, "connected to the database again", {{"destination", destination()}});
+  connection_logged_ = false;
+  record_under_way_ = renewing_ = false;
+  if (state_ != State::kWaiting) return;
+  if (!batch_) return stopping_ ? finish(End::kDone) : load();
+  if (outcomes_.empty() && !away_ && !dispatcher_->done()) {
+    state_ = State::kSending;
+    return;
+  }
+  record();
+}
+
+void Lane::connection_failed(const std::string &reason) {
+  ++statistics_->connections;
+  if (!connection_logged_)
+    log(Level::kWarning, "no connection to the database",
+        {{"destination", destination()}, {"reason", reason}});
+  connection_logged_ = true;
+  if (state_ == State::kEnded) return;
+  ++fetches_;
+  renewing_ = false;
+  state_ = State::kWaiting;
+  if (!runs_on()) return finish(End::kDatabase);
+  if (stopping_ && !batch_) finish(End::kDone);
+}
+
+// --- loading -----------------------------------------------------------------------------------------------
+
+void Lane::load() {
+  state_ = State::kLoading;
+  reload_ = false;
+  close_sink();
+  session_.send(
+      "SELECT kind, library, version, batch_events, batch_bytes, lease_ms, on_exhausted"
+      " FROM @outbox_relay_destination($1)",
+      {destination()}, false, kStatementTimeout, [this](Answer answer) {
+        if (answer.lost()) return;
+        if (!answer.good()) return refused("look the destination up", answer, State::kLoading);
+        const auto number = [&](int column) { return std::stoll(answer.text(0, column)); };
+        kind_ = answer.text(0, 0);
+        library_ = answer.text(0, 1);
+        version_ = answer.text(0, 2);
+        batch_events_ = static_cast<std::int32_t>(number(3));
+        batch_bytes_ = static_cast<std::int32_t>(number(4));
+        lease_ = number(5);
+        dead_letters_ = answer.text(0, 6) == "block" ? Dispatcher::DeadLetters::kBlock
+                                                     : Dispatcher::DeadLetters::kStepOver;
+        in_database_ = kind_ != "pull";
+        load_option_list();
+      });
+}
+
+void Lane::load_option_list() {
+  if (!in_database_) {
+    if (section_.kind.empty())
+      return configuration_is_wrong(
+          "it is of kind \"pull\": the configuration file must tell which kind to publish to");
+    kind_ = section_.kind;
+    library_.clear();
+  } else if (!section_.kind.empty() && section_.kind != kind_) {
+    return configuration_is_wrong("it is of kind \"" + kind_ + "\" in the database");
+  }
+  if (!section_.library.empty()) library_ = section_.library;
+  option_list_.clear();
+  option_texts_.clear();
+  if (const BuiltInKind *built_in = find_built_in_kind(kind_)) {
+    if (!built_in->library) return configuration_is_wrong("a relay cannot publish to kind \"" + kind_ + "\"");
+    if (library_.empty()) library_ = built_in->library;
+    option_list_.assign(built_in->options.begin(), built_in->options.end());
+    return load_options();
+  }
+  if (library_.empty()) library_ = "retrysafe_" + kind_;
+  session_.send(
+      "SELECT option, type, required, \"default\", min, max, choices FROM @outbox_options_of_kind($1)",
+      {kind_}, false, kStatementTimeout, [this](Answer answer) {
+        if (answer.lost()) return;
+        if (!answer.good()) return refused("look the options of its kind up", answer, State::kLoading);
+        const auto kept = [&](int row, int column) -> std::string_view {
+          if (answer.is_null(row, column)) return {};
+          return option_texts_.emplace_back(answer.text(row, column));
+        };
+        for (int i = 0; i < answer.rows(); ++i) {
+          OptionDescription option;
+          option.name = kept(i, 0);
+          option.type = option_type(answer.text(i, 1)).value_or(OptionType::kString);
+          option.required = answer.text(i, 2) == "t";
+          option.default_value = kept(i, 3);
+          if (!answer.is_null(i, 4)) option.min = std::stoll(answer.text(i, 4));
+          if (!answer.is_null(i, 5)) option.max = std::stoll(answer.text(i, 5));
+          option.choices = kept(i, 6);
+          option_list_.push_back(option);
+        }
+        load_options();
+      });
+}
+
+void Lane::load_options() {
+  Options own;
+  try {
+    own = options_of_section(section_, option_list_, !in_database_, configuration_);
+  } catch (const ConfigurationError &error) {
+    return configuration_is_wrong(error.what());
+  }
+  if (!in_database_) {
+    // The operator of this machine has written them.
+    if (kind_ == "postgres") own.emplace_back("require_password", "false");
+    return open_sink(std::move(own));
+  }
+  session_.send(
+      "SELECT option, value, source FROM @outbox_relay_options($1)", {destination()}, false,
+      kStatementTimeout, [this, over = std::move(own)](Answer answer) mutable {
+        if (answer.lost()) return;
+        if (!answer.good()) return refused("look its options up", answer, State::kLoading);
+        Options options;
+        try {
+          for (int i = 0; i < answer.rows(); ++i) {
+            const std::string name = answer.text(i, 0);
+            const bool given_here =
+                std::any_of(over.begin(), over.end(), [&](const auto &o) { return o.first == name; });
+            if (given_here) continue;
+            const OptionName known = find_option(option_list_, name);
+            const bool secret = known.description && known.description->type == OptionType::kSecret;
+            options.emplace_back(
+                name, option_of_database(name, answer.text(i, 1), answer.text(i, 2), secret, configuration_));
+          }
+        } catch (const ConfigurationError &error) {
+          return configuration_is_wrong(error.what());
+        }
+        merge(std::move(over), &options);
+        open_sink(std::move(options));
+      });
+}
+
+void Lane::open_sink(Options options) {
+  sink::Config config;
+  config.destination = destination();
+  config.database = session_.database();
+  config.options = std::move(options);
+  config.allowed_addresses = configuration_.allowed_addresses;
+  config.log = log_of_sink;
+  std::string reason;
+  const retrysafe_sink_module *module =
+      sink::load(library_, {configuration_.library_path, RETRYSAFE_LIBDIR}, &reason);
+  if (module) sink_ = sink::Sink::open(module, std::move(config), &reason);
+  if (!sink_) return configuration_is_wrong(reason);
+  errors_ = 0;
+  if (configuration_.mode == Mode::kCheck) return finish(End::kDone);
+  fetch();
+}
+
+void Lane::close_sink() {
+  dispatcher_ = nullptr;
+  dispatchers_.clear();
+  sink_.reset();
+  sink_at_ = kNever;
+}
+
+void Lane::configuration_is_wrong(const std::string &what) {
+  if (what != last_error_)
+    log(Level::kError, "the destination cannot be published to",
+        {{"destination", destination()}, {"reason", what}});
+  last_error_ = what;
+  // Whoever altered it may put it right again.
+  if (!runs_on() || !loaded() || statistics_->batches == 0) return finish(End::kConfiguration);
+  again_ = State::kLoading;
+  state_ = State::kResting;
+  rest_until_ = now_ms() + kRest;
+}
+
+// --- events ------------------------------------------------------------------------------------------------
+
+void Lane::fetch() {
+  if (stopping_) return release();
+  if (reload_ && !batch_) return load();
+  state_ = State::kFetching;
+  woken_ = false;
+  const int number = ++fetches_;
+  session_.send(
+      std::string("SELECT ") + kEventColumns + " FROM @outbox_fetch($1, $2, $3, $4::interval)",
+      {destination(), std::to_string(batch_events_), std::to_string(batch_bytes_), milliseconds(lease_)},
+      true, kStatementTimeout, [this, number, asked_at = now_ms()](Answer answer) {
+        if (answer.lost() || number != fetches_ || state_ != State::kFetching) return;
+        if (!answer.good()) return refused("fetch events", answer, State::kFetching);
+        // What is left of a lease that was not renewed is half of it, at least.
+        lease_ends_at_ = asked_at + lease_ / 2;
+        renew_at_ = asked_at + lease_ / 4;
+        fetched(std::move(answer));
+      });
+}
+
+void Lane::fetched(Answer answer) {
+  errors_ = 0;
+  last_error_.clear();
+  if (answer.rows() == 0) return nothing_to_do();
+  batch_.emplace(std::move(answer.result), session_.database());
+  handles_[batch_->shard()] = batch_->handle();
+  if (stopping_) {
+    dispatcher_ = nullptr;
+    batch_.reset();
+    return release();
+  }
+  dispatcher_ = &dispatchers_.try_emplace(batch_->shard(), *sink_, dead_letters_).first->second;
+  dispatcher_->begin(batch_->items());
+  state_ = State::kSending;
+  sink_at_ = 0;
+  send(now_ms());
+}
+
+void Lane::nothing_to_do() {
+  lease_ends_at_ = renew_at_ = kNever;
+  if (stopping_ || !runs_on()) return release();
+  state_ = State::kIdle;
+  look_at_ = now_ms() + kLookInterval;
+}
+
+void Lane::send(Milliseconds now) {
+  {
+    const sink::SignalsBlocked quiet;
+    dispatcher_->step();
+  }
+  sink_at_ = dispatcher_->timeout_ms() < 0 ? kNever : now + dispatcher_->timeout_ms();
+  if (dispatcher_->done() || (stopping_ && now >= give_up_at_)) record();
+}
+
+void Lane::keep_lease(Milliseconds now) {
+  if (now >= lease_ends_at_) return lose_batch("its lease ended while it was being sent");
+  if (now < renew_at_ || renewing_ || !session_.ready()) return;
+  renewing_ = true;
+  renew_at_ = kNever;
+  session_.send(
+      "SELECT (1000 * extract(epoch FROM @outbox_renew($1, $2::interval) - "
+      "pg_catalog.clock_timestamp()))::bigint",
+      {batch_->handle(), milliseconds(lease_)}, false, kStatementTimeout,
+      [this, asked_at = now](Answer answer) {
+        renewing_ = false;
+        if (answer.lost() || state_ != State::kSending) return;
+        if (answer.sqlstate == kStale) return lose_batch("somebody else has its shard");
+        renew_at_ = now_ms() + kRest;
+        if (!answer.good()) return;
+        const Milliseconds left = std::stoll(answer.text(0, 0));
+        lease_ends_at_ = asked_at + left;
+        renew_at_ = std::max(now_ms() + 100, asked_at + left - lease_ / 2 + 1);
+      });
+}
+
+// What is in flight is given up: it comes again, from whoever has the shard.
+void Lane::lose_batch(const char *why) {
+  ++statistics_->lost;
+  log(Level::kWarning, "a batch was lost", {{"destination", destination()}, {"reason", why}});
+  handles_.erase(batch_->shard());
+  batch_.reset();
+  outcomes_.clear();
+  away_.reset();
+  lease_ends_at_ = renew_at_ = kNever;
+  close_sink();
+  ++fetches_;
+  if (stopping_) return release();
+  if (!session_.ready()) {
+    state_ = State::kWaiting;
+    return;
+  }
+  load();
+}
+
+// --- recording ---------------------------------------------------------------------------------------------
+
+void Lane::record() {
+  const auto outcomes = dispatcher_->outcomes();
+  outcomes_ = outcomes_json(*batch_, outcomes);
+  if (outcomes_.empty()) outcomes_ = "{}";
+  if (dispatcher_->unreachable()) {
+    away_ = dispatcher_->unreachable_reason();
+    const int wait = dispatcher_->unreachable_retry_after_ms();
+    if (wait >= 0) away_for_ = milliseconds(wait);
+  }
+  lease_ends_at_ = renew_at_ = kNever;
+  if (!session_.ready()) {
+    state_ = State::kWaiting;
+    return;
+  }
+  send_record();
+}
+
+void Lane::send_record() {
+  state_ = State::kRecording;
+  record_under_way_ = true;
+  const auto done = [this](Answer answer) {
+    if (answer.lost()) return;  // the next connection asks again: recording twice records nothing
+    recorded(answer);
+  };
+  if (outcomes_ == "{}" && !away_)
+    session_.send("SELECT @outbox_ack($1)", {batch_->handle()}, false, kStatementTimeout, done);
+  else
+    session_.send("SELECT @outbox_record($1, $2::jsonb, $3, $4::interval)",
+                  {batch_->handle(), outcomes_, away_, away_for_}, false, kStatementTimeout, done);
+}
+
+void Lane::recorded(const Answer &answer) {
+  record_under_way_ = false;
+  if (answer.sqlstate == kStale) return lose_batch("its lease ended before it was recorded");
+  if (!answer.good()) {
+    if (errors_ >= kRecordTries) return lose_batch("it could not be recorded");
+    return refused("record what became of events", answer, State::kRecording);
+  }
+  errors_ = 0;
+  ++statistics_->batches;
+  count_outcomes();
+  if (away_)
+    note_reachable(false, *away_);
+  else
+    note_reachable(true, {});
+  batch_.reset();
+  dispatcher_ = nullptr;
+  outcomes_.clear();
+  away_.reset();
+  away_for_.reset();
+  if (stopping_ || configuration_.mode == Mode::kOnce) return release();
+  fetch();
+}
+
+void Lane::count_outcomes() {
+  for (const Dispatcher::Outcome &outcome : dispatcher_->outcomes()) {
+    statistics_->delivered += outcome.status == Dispatcher::Status::kDelivered;
+    statistics_->failed += outcome.status == Dispatcher::Status::kFailedRetry;
+    statistics_->dead += outcome.status == Dispatcher::Status::kFailedFinal;
+  }
+  if (away_) ++statistics_->unreachable;
+}
+
+void Lane::note_reachable(bool reachable, const std::string &reason) {
+  const Milliseconds now = now_ms();
+  if (reachable == reachable_) return;
+  reachable_ = reachable;
+  if (!reachable) {
+    if (now - away_logged_at_ < kQuietFor) return;
+    away_logged_at_ = now;
+    log(Level::kWarning, "the destination is unreachable",
+        {{"destination", destination()}, {"reason", reason.empty() ? "no reason given" : reason}});
+  } else {
+    log(Level::kInfo, "the destination is back", {{"destination", destination()}});
+  }
+}
+
+// --- the end -----------------------------------------------------------------------------------------------
+
+void Lane::release() {
+  if (!session_.ready() || handles_.empty()) return finish(End::kDone);
+  state_ = State::kReleasing;
+  give_up_at_ = std::min(give_up_at_, now_ms() + kRest);
+  stopping_ = true;
+  auto left = std::make_shared<size_t>(handles_.size());
+  for (const auto &[shard, handle] : handles_)
+    session_.send("SELECT @outbox_release($1)", {handle}, false, kStatementTimeout,
+                  [this, left](Answer answer) {
+                    // Refused where the lease has ended anyway.
+                    if (--*left == 0 && !answer.lost()) finish(End::kDone);
+                  });
+}
+
+void Lane::finish(End end) {
+  close_sink();
+  batch_.reset();
+  state_ = State::kEnded;
+  end_ = end;
+}
+
+void Lane::refused(const char *what, const Answer &answer, State again) {
+  if (answer.message != last_error_)
+    log(Level::kError, std::string("could not ").append(what),
+        {{"destination", destination()}, {"sqlstate", answer.sqlstate}, {"reason", answer.message}});
+  last_error_ = answer.message;
+  const bool unknown = answer.sqlstate == "RS201" || answer.sqlstate == "RS217";
+  if (!runs_on() || (unknown && !loaded())) return finish(unknown ? End::kConfiguration : End::kDatabase);
+  again_ = again;
+  state_ = State::kResting;
+  rest_until_ = now_ms() + std::min(kRest << std::min(errors_, 10), kRestMax);
+  ++errors_;
+}
+
+}  // namespace retrysafe::relay

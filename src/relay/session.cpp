@@ -1,0 +1,265 @@
+#include "relay/session.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+
+#include "core/backoff.hpp"
+#include "relay/configuration.hpp"
+
+namespace retrysafe::relay {
+
+namespace {
+
+constexpr Milliseconds kRetry = 100;
+constexpr Milliseconds kRetryMax = 10'000;
+constexpr Milliseconds kStatementTimeout = 30'000;
+
+std::string one_line(const char *message) {
+  std::string text = message ? message : "";
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  return text;
+}
+
+std::vector<std::string> split(const std::string &list) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    parts.push_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return parts;
+}
+
+// Progress that a failover loses is made again, so nobody waits for a standby; time is limited by this side.
+constexpr const char *kSettings =
+    "SELECT pg_catalog.set_config(s.name, v.value, false) FROM (VALUES"
+    " ('synchronous_commit', 'local'), ('default_transaction_isolation', 'read committed'),"
+    " ('default_transaction_read_only', 'off'), ('default_transaction_deferrable', 'off'), "
+    "('statement_timeout', '0'),"
+    " ('transaction_timeout', '0'), ('idle_session_timeout', '0'), ('idle_in_transaction_session_timeout', "
+    "'0'),"
+    " ('lock_timeout', '10s'), ('client_min_messages', 'warning')"
+    ") AS v (name, value) JOIN pg_catalog.pg_settings s USING (name)";
+
+constexpr const char *kFindExtension =
+    "SELECT pg_catalog.quote_ident(n.nspname) || '.', pg_catalog.current_database()"
+    " FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace"
+    " WHERE e.extname = 'retrysafe'";
+
+}  // namespace
+
+Hosts::Hosts(const std::string &connection) {
+  char *error = nullptr;
+  PQconninfoOption *given = PQconninfoParse(connection.c_str(), &error);
+  if (!given) {
+    // libpq's message may quote what was written, a password for example.
+    PQfreemem(error);
+    throw ConfigurationError("connection is not a connection string or URI of PostgreSQL");
+  }
+  Parameters common;
+  std::string host, hostaddr, port;
+  for (const PQconninfoOption *option = given; option->keyword; ++option) {
+    if (!option->val) continue;
+    const std::string_view keyword = option->keyword;
+    if (keyword == "host")
+      host = option->val;
+    else if (keyword == "hostaddr")
+      hostaddr = option->val;
+    else if (keyword == "port")
+      port = option->val;
+    else
+      common.emplace_back(keyword, option->val);
+    if (keyword == "password") has_password_ = true;
+    if (keyword == "connect_timeout" && std::atoi(option->val) > 0) timeout_ = std::atoi(option->val) * 1000;
+  }
+  PQconninfoFree(given);
+  const auto default_to = [&](const char *keyword, const char *value) {
+    for (const auto &parameter : common)
+      if (parameter.first == keyword) return;
+    common.emplace_back(keyword, value);
+  };
+  default_to("target_session_attrs", "read-write");
+  default_to("fallback_application_name", "retrysafe-relay");
+  default_to("client_encoding", "UTF8");
+  default_to("keepalives_idle", "10");
+  default_to("keepalives_interval", "5");
+  default_to("keepalives_count", "3");
+  default_to("tcp_user_timeout", "30000");
+  const std::vector<std::string> hosts = split(host), addresses = split(hostaddr), ports = split(port);
+  const size_t count = std::max(hosts.size(), addresses.size());
+  for (size_t i = 0; i < count; ++i) {
+    Parameters parameters = common;
+    const auto add = [&](const char *keyword, const std::vector<std::string> &list) {
+      const std::string &value = list.size() == 1 ? list[0] : i < list.size() ? list[i] : std::string();
+      if (!value.empty()) parameters.emplace_back(keyword, value);
+    };
+    add("host", hosts);
+    add("hostaddr", addresses);
+    add("port", ports);
+    hosts_.push_back(std::move(parameters));
+  }
+}
+
+PGconn *Hosts::start(size_t attempt) const {
+  std::vector<const char *> keywords, values;
+  for (const auto &[keyword, value] : hosts_[attempt % hosts_.size()]) {
+    keywords.push_back(keyword.c_str());
+    values.push_back(value.c_str());
+  }
+  keywords.push_back(nullptr);
+  values.push_back(nullptr);
+  return PQconnectStartParams(keywords.data(), values.data(), 0);
+}
+
+Session::Session(const Hosts &hosts, std::function<void()> on_ready,
+                 std::function<void(const std::string &)> on_failure)
+    : hosts_(hosts), on_ready_(std::move(on_ready)), on_failure_(std::move(on_failure)) {}
+
+Session::~Session() {
+  if (connection_) PQfinish(connection_);
+}
+
+void Session::turn(Milliseconds now) {
+  if (state_ == State::kDown) {
+    if (now >= connect_at_) connect(now);
+    return;
+  }
+  if (state_ == State::kConnecting) {
+    // Called too early, libpq takes a socket that is still connecting for a connected one.
+    pollfd socket{PQsocket(connection_), wanted_, 0};
+    while (state_ == State::kConnecting && poll(&socket, 1, 0) > 0) {
+      switch (PQconnectPoll(connection_)) {
+        case PGRES_POLLING_READING:
+          wanted_ = POLLIN;
+          break;
+        case PGRES_POLLING_WRITING:
+          wanted_ = POLLOUT;
+          break;
+        case PGRES_POLLING_OK:
+          prepare();
+          break;
+        default:
+          return fail(one_line(PQerrorMessage(connection_)));
+      }
+      socket = {PQsocket(connection_), wanted_, 0};
+    }
+    if (state_ == State::kConnecting && now >= deadline_) fail("connecting took too long");
+    return;
+  }
+  read();
+  if (!sent_.empty() && now >= sent_.front().deadline) fail("the server did not answer in time");
+}
+
+void Session::connect(Milliseconds now) {
+  connection_ = hosts_.start(attempt_++);
+  if (!connection_) throw std::bad_alloc();
+  state_ = State::kConnecting;
+  deadline_ = now + hosts_.timeout();
+  wanted_ = POLLOUT;
+  if (PQstatus(connection_) == CONNECTION_BAD) fail(one_line(PQerrorMessage(connection_)));
+}
+
+void Session::prepare() {
+  PQsetNoticeReceiver(
+      connection_, [](void *, const PGresult *) {}, nullptr);
+  if (PQsetnonblocking(connection_, 1) != 0 || PQenterPipelineMode(connection_) != 1)
+    return fail(one_line(PQerrorMessage(connection_)));
+  state_ = State::kPreparing;
+  send(kSettings, {}, false, kStatementTimeout, [this](Answer answer) {
+    if (!answer.lost() && !answer.good()) fail(answer.message);
+  });
+  if (state_ != State::kPreparing) return;
+  send(kFindExtension, {}, false, kStatementTimeout, [this](Answer answer) {
+    if (answer.lost() || state_ != State::kPreparing) return;
+    if (!answer.good()) return fail(answer.message);
+    if (answer.rows() == 0) return fail("the extension retrysafe is not installed in this database");
+    schema_ = answer.text(0, 0);
+    database_ = answer.text(0, 1);
+    state_ = State::kReady;
+    failures_ = 0;
+    on_ready_();
+  });
+}
+
+void Session::send(std::string_view sql, const std::vector<Parameter> &parameters, bool binary,
+                   Milliseconds timeout, Callback callback) {
+  std::string text;
+  for (const char c : sql)
+    if (c == '@')
+      text += schema_;
+    else
+      text += c;
+  std::vector<const char *> values;
+  for (const Parameter &parameter : parameters) values.push_back(parameter ? parameter->c_str() : nullptr);
+  sent_.push_back({std::move(callback), now_ms() + timeout, {}});
+  const int sent = PQsendQueryParams(connection_, text.c_str(), static_cast<int>(values.size()), nullptr,
+                                     values.data(), nullptr, nullptr, binary ? 1 : 0);
+  if (sent != 1 || PQpipelineSync(connection_) != 1 || PQflush(connection_) < 0)
+    fail(one_line(PQerrorMessage(connection_)));
+}
+
+void Session::read() {
+  if (PQconsumeInput(connection_) != 1 || PQflush(connection_) < 0)
+    return fail(one_line(PQerrorMessage(connection_)));
+  while (connection_ && !sent_.empty() && !PQisBusy(connection_)) {
+    Result result(PQgetResult(connection_));
+    if (result) take(std::move(result));
+    // Null ends the results of one statement; its synchronisation point follows.
+  }
+  if (connection_ && PQstatus(connection_) == CONNECTION_BAD) fail(one_line(PQerrorMessage(connection_)));
+}
+
+void Session::take(Result result) {
+  const ExecStatusType status = PQresultStatus(result.get());
+  Sent &first = sent_.front();
+  if (status != PGRES_PIPELINE_SYNC) {
+    if (status != PGRES_TUPLES_OK && status != PGRES_COMMAND_OK) {
+      const char *state = PQresultErrorField(result.get(), PG_DIAG_SQLSTATE);
+      const char *message = PQresultErrorField(result.get(), PG_DIAG_MESSAGE_PRIMARY);
+      const char *hint = PQresultErrorField(result.get(), PG_DIAG_MESSAGE_HINT);
+      first.answer.sqlstate = state ? state : "XX000";
+      first.answer.message = one_line(message ? message : PQresultErrorMessage(result.get()));
+      if (hint) first.answer.message.append(" (").append(one_line(hint)).append(")");
+    }
+    first.answer.result = std::move(result);
+    return;
+  }
+  Sent done = std::move(first);
+  sent_.pop_front();
+  done.callback(std::move(done.answer));
+}
+
+void Session::fail(const std::string &reason) {
+  if (connection_) PQfinish(connection_);
+  connection_ = nullptr;
+  state_ = State::kDown;
+  // The next host at once; all of them again after a while.
+  static thread_local std::minstd_rand random{std::random_device{}()};
+  ++failures_;
+  const int rounds = failures_ / static_cast<int>(hosts_.count());
+  const bool more = failures_ % static_cast<int>(hosts_.count()) != 0;
+  connect_at_ =
+      now_ms() + (more ? 0 : backoff(kRetry, kRetryMax, rounds, static_cast<std::uint32_t>(random())));
+  std::deque<Sent> lost;
+  lost.swap(sent_);
+  for (Sent &sent : lost) sent.callback(Answer{});
+  on_failure_(reason);
+}
+
+std::optional<pollfd> Session::waits_for() const {
+  if (state_ == State::kDown) return std::nullopt;
+  if (state_ == State::kConnecting) return pollfd{PQsocket(connection_), wanted_, 0};
+  const short output = PQflush(connection_) == 1 ? POLLOUT : 0;
+  return pollfd{PQsocket(connection_), static_cast<short>(POLLIN | output), 0};
+}
+
+Milliseconds Session::wakes_at() const {
+  if (state_ == State::kDown) return connect_at_;
+  if (state_ == State::kConnecting) return deadline_;
+  return sent_.empty() ? kNever : sent_.front().deadline;
+}
+
+}  // namespace retrysafe::relay

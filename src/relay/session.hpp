@@ -1,0 +1,115 @@
+// A connection to the database that comes back by itself.
+//
+// Nothing here waits: turn() does what can be done. Statements are sent at once and answered in order, each
+// in a transaction of its own; several may be under way. When the connection breaks every statement that was
+// not answered yet is answered as lost, and nobody knows what became of it.
+#pragma once
+
+#include <libpq-fe.h>
+#include <poll.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "relay/clock.hpp"
+
+namespace retrysafe::relay {
+
+struct FreeResult {
+  void operator()(PGresult *result) const { PQclear(result); }
+};
+using Result = std::unique_ptr<PGresult, FreeResult>;
+
+struct Answer {
+  Result result;         // null when lost
+  std::string sqlstate;  // of an error; empty: none
+  std::string message;   // of an error, on one line
+
+  bool lost() const { return !result; }
+  bool good() const { return result && sqlstate.empty(); }
+  int rows() const { return PQntuples(result.get()); }
+  std::string text(int row, int column) const {
+    return {PQgetvalue(result.get(), row, column),
+            static_cast<size_t>(PQgetlength(result.get(), row, column))};
+  }
+  bool is_null(int row, int column) const { return PQgetisnull(result.get(), row, column) != 0; }
+};
+
+// Where to connect to: each host of the list by itself, so that one that does not answer is passed over in
+// time.
+class Hosts {
+ public:
+  // Throws ConfigurationError.
+  explicit Hosts(const std::string &connection);
+  PGconn *start(size_t attempt) const;
+  size_t count() const { return hosts_.size(); }
+  Milliseconds timeout() const { return timeout_; }
+  bool has_password() const { return has_password_; }
+
+ private:
+  using Parameters = std::vector<std::pair<std::string, std::string>>;
+  std::vector<Parameters> hosts_;
+  Milliseconds timeout_ = 10'000;
+  bool has_password_ = false;
+};
+
+class Session {
+ public:
+  using Callback = std::function<void(Answer)>;
+
+  // `on_ready`: connected, again or for the first time. `on_failure`: why not, each time.
+  Session(const Hosts &hosts, std::function<void()> on_ready,
+          std::function<void(const std::string &)> on_failure);
+  ~Session();
+  Session(const Session &) = delete;
+  Session &operator=(const Session &) = delete;
+
+  bool ready() const { return state_ == State::kReady; }
+  // The extension's schema, quoted, and a dot.
+  const std::string &schema() const { return schema_; }
+  const std::string &database() const { return database_; }
+
+  using Parameter = std::optional<std::string>;
+  // When ready. `@` in the text stands for the schema. `binary`: the form of the answer. An answer that takes
+  // longer than `timeout` counts as a broken connection.
+  void send(std::string_view sql, const std::vector<Parameter> &parameters, bool binary, Milliseconds timeout,
+            Callback callback);
+
+  void turn(Milliseconds now);
+  // What to wait for; no descriptor: only time.
+  std::optional<pollfd> waits_for() const;
+  Milliseconds wakes_at() const;
+
+ private:
+  enum class State { kDown, kConnecting, kPreparing, kReady };
+  struct Sent {
+    Callback callback;
+    Milliseconds deadline;
+    Answer answer;
+  };
+
+  void connect(Milliseconds now);
+  void prepare();
+  void read();
+  void take(Result result);
+  void fail(const std::string &reason);
+
+  const Hosts &hosts_;
+  std::function<void()> on_ready_;
+  std::function<void(const std::string &)> on_failure_;
+  State state_ = State::kDown;
+  PGconn *connection_ = nullptr;
+  short wanted_ = 0;
+  std::deque<Sent> sent_;
+  std::string schema_, database_;
+  size_t attempt_ = 0;
+  int failures_ = 0;
+  Milliseconds connect_at_ = 0;
+  Milliseconds deadline_ = kNever;  // of connecting
+};
+
+}  // namespace retrysafe::relay

@@ -1,0 +1,85 @@
+#include "relay/watcher.hpp"
+
+#include <algorithm>
+
+namespace retrysafe::relay {
+
+namespace {
+
+constexpr Milliseconds kWait = 30'000;
+constexpr Milliseconds kGrace = 15'000;
+constexpr Milliseconds kVersionInterval = 1000;
+// Without a connection to sleep on, those that are idle look by themselves.
+constexpr Milliseconds kPollInterval = 1000;
+
+std::string array_of(const std::vector<std::string> &names) {
+  std::string text = "{";
+  for (const std::string &name : names) {
+    if (text.size() > 1) text += ',';
+    text += '"';
+    for (const char c : name) {
+      if (c == '"' || c == '\\') text += '\\';
+      text += c;
+    }
+    text += '"';
+  }
+  return text += '}';
+}
+
+}  // namespace
+
+Watcher::Watcher(const Hosts &hosts, std::vector<std::string> destinations, std::function<void()> news,
+                 std::function<void(const std::string &, const std::string &)> versions)
+    : destinations_(array_of(destinations)),
+      news_(std::move(news)),
+      versions_(std::move(versions)),
+      session_(
+          hosts, [this] { under_way_ = false; }, [](const std::string &) {}) {}
+
+void Watcher::turn(Milliseconds now, bool anybody_idle) {
+  session_.turn(now);
+  if (!session_.ready()) {
+    if (now >= ask_at_) {
+      ask_at_ = now + kPollInterval;
+      news_();
+    }
+    return;
+  }
+  if (under_way_ || now < ask_at_) return;
+  if (now >= look_at_ && (look_wanted_ || !anybody_idle)) {
+    look_at_ = now + kVersionInterval;
+    look_wanted_ = false;
+    under_way_ = true;
+    session_.send(
+        "SELECT name, version FROM pg_catalog.unnest($1::text[]) AS name, @outbox_relay_destination(name)",
+        {destinations_}, false, kGrace, [this](Answer answer) {
+          under_way_ = false;
+          if (!answer.good()) return;
+          for (int i = 0; i < answer.rows(); ++i) versions_(answer.text(i, 0), answer.text(i, 1));
+        });
+    return;
+  }
+  if (!anybody_idle) return;
+  under_way_ = true;
+  const Milliseconds wait = look_wanted_ ? std::max<Milliseconds>(look_at_ - now, 1) : kWait;
+  session_.send("CALL @outbox_wait($1::text[], $2::interval)", {destinations_, std::to_string(wait) + " ms"},
+                false, kWait + kGrace, [this](Answer answer) {
+                  under_way_ = false;
+                  if (answer.lost()) return;
+                  if (!answer.good()) ask_at_ = now_ms() + kPollInterval;
+                  look_wanted_ = true;
+                  news_();
+                });
+}
+
+void Watcher::wait_for(std::vector<pollfd> *descriptors) const {
+  if (const auto descriptor = session_.waits_for()) descriptors->push_back(*descriptor);
+}
+
+Milliseconds Watcher::wakes_at(bool anybody_idle) const {
+  if (!session_.ready()) return std::min(session_.wakes_at(), std::max(ask_at_, now_ms()));
+  if (under_way_) return session_.wakes_at();
+  return std::max(ask_at_, anybody_idle ? 0 : look_at_);
+}
+
+}  // namespace retrysafe::relay

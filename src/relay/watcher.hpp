@@ -1,0 +1,35 @@
+// The connection on which a relay sleeps: tells when there may be something to send, and when a destination
+// was altered.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "relay/session.hpp"
+
+namespace retrysafe::relay {
+
+class Watcher {
+ public:
+  // `news`: there may be something to send. `versions`: of a destination, as it is now.
+  Watcher(const Hosts &hosts, std::vector<std::string> destinations, std::function<void()> news,
+          std::function<void(const std::string &, const std::string &)> versions);
+
+  // `anybody_idle`: somebody wants to be woken.
+  void turn(Milliseconds now, bool anybody_idle);
+  void wait_for(std::vector<pollfd> *descriptors) const;
+  Milliseconds wakes_at(bool anybody_idle) const;
+
+ private:
+  std::string destinations_;  // as an array of SQL
+  std::function<void()> news_;
+  std::function<void(const std::string &, const std::string &)> versions_;
+  Session session_;
+  bool under_way_ = false;
+  bool look_wanted_ = true;   // something was committed since: versions may be others
+  Milliseconds look_at_ = 0;  // for those
+  Milliseconds ask_at_ = 0;   // after an error
+};
+
+}  // namespace retrysafe::relay
