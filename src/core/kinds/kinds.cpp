@@ -5,8 +5,8 @@ namespace retrysafe {
 namespace {
 
 constexpr const BuiltInKind *all[] = {
-    &kinds::function, &kinds::http, &kinds::kafka, &kinds::nats,
-    &kinds::postgres, &kinds::pull, &kinds::redis,
+    &kinds::function, &kinds::http, &kinds::kafka,    &kinds::nats,
+    &kinds::postgres, &kinds::pull, &kinds::rabbitmq, &kinds::redis,
 };
 
 }  // namespace

@@ -30,6 +30,7 @@ extern const BuiltInKind kafka;
 extern const BuiltInKind nats;
 extern const BuiltInKind postgres;
 extern const BuiltInKind pull;
+extern const BuiltInKind rabbitmq;
 extern const BuiltInKind redis;
 
 }  // namespace kinds

@@ -1,0 +1,3 @@
+#include "sinks/rabbitmq/rabbitmq_sink.hpp"
+
+RETRYSAFE_SINK(retrysafe::rabbitmq::RabbitmqSink, "rabbitmq", 0)

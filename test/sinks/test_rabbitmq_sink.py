@@ -1,0 +1,441 @@
+"""The rabbitmq sink against a real broker, and against far sides that are none."""
+import contextlib
+import json
+import select
+import socket
+import threading
+import time
+
+import pytest
+
+from brokers.rabbitmq import EXCHANGE, MAX_MESSAGE_BYTES, QUEUE, RabbitMQ
+from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event
+
+
+@pytest.fixture(scope="module")
+def broker():
+    with RabbitMQ() as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def empty_queue(broker):
+    broker.drain()
+
+
+def open_sink(broker, allowed_addresses="127.0.0.1, ::1", **options):
+    return Sink("rabbitmq", broker.options() | options, allowed_addresses)
+
+
+def ids(found):
+    return [properties.message_id for _, properties, _ in found]
+
+
+def id_of(number):
+    return f"00000000-0000-8000-8000-{number:012}"
+
+
+# -- what goes out --
+
+def test_binary_mode(broker):
+    with open_sink(broker) as sink:
+        outcome, = sink.send(event(7, ordering_key="order 7", scope="eu", type="größe.geändert",
+                                   headers={"traceparent": "00-4bf9-00f0-01", "X-Tenant": "ä b"}))
+    assert (outcome.status, outcome.reason) == (DELIVERED, "")
+    (method, properties, body), = broker.drain()
+    assert body == b'{"number": 7}'
+    assert (method.exchange, method.routing_key) == (EXCHANGE, "größe.geändert")
+    assert (properties.message_id, properties.delivery_mode) == (id_of(7), 2)
+    assert (properties.content_type, properties.type, properties.app_id) == ("application/json", "größe.geändert", "retrysafe")
+    assert properties.headers == {
+        "cloudEvents:specversion": "1.0", "cloudEvents:id": id_of(7), "cloudEvents:source": "retrysafe/shop/",
+        "cloudEvents:type": "größe.geändert", "cloudEvents:time": "2026-01-02T03:04:05.678901Z",
+        "cloudEvents:partitionkey": "order 7", "cloudEvents:eventkey": "order-7", "cloudEvents:scope": "eu",
+        "cloudEvents:xtenant": "ä b", "cloudEvents:traceparent": "00-4bf9-00f0-01", "traceparent": "00-4bf9-00f0-01"}
+
+
+def test_many(broker):
+    with open_sink(broker) as sink:
+        started = time.monotonic()
+        assert {o.status for o in sink.send(*(event(i) for i in range(3000)))} == {DELIVERED}
+        print(3000 / (time.monotonic() - started), "events/s")
+    assert ids(broker.drain()) == [id_of(i) for i in range(3000)]
+
+
+def test_structured_mode(broker):
+    with open_sink(broker, mode="structured", source="urn:shop") as sink:
+        assert sink.send(event(7, payload='{"a": 1.50}', ordering_key="k", headers={"traceparent": "00-1"}))[0].status == DELIVERED
+    (_, properties, body), = broker.drain()
+    assert (properties.content_type, properties.headers) == ("application/cloudevents+json; charset=utf-8", {"traceparent": "00-1"})
+    assert json.loads(body) == {"specversion": "1.0", "id": id_of(7), "source": "urn:shop", "type": "order.created",
+                                "time": "2026-01-02T03:04:05.678901Z", "partitionkey": "k", "eventkey": "order-7",
+                                "traceparent": "00-1", "datacontenttype": "application/json", "data": {"a": 1.5}}
+
+
+def test_an_sql_null_has_no_body(broker):
+    with open_sink(broker) as sink:
+        assert {o.status for o in sink.send(event(1, payload=None), event(2, payload="null"))} == {DELIVERED}
+    without, with_null = broker.drain()
+    assert (without[1].content_type, without[2]) == (None, b"")
+    assert (with_null[1].content_type, with_null[2]) == ("application/json", b"null")
+
+
+def test_bodies_of_many_sizes(broker):
+    """Around the limits of a frame, and many frames."""
+    sizes = [0, 1, 131_000, 131_063, 131_064, 131_065, 262_128, 262_129, MAX_MESSAGE_BYTES - 2]
+    with open_sink(broker) as sink:
+        assert {o.status for o in sink.send(*(event(i, payload='"' + "x" * size + '"') for i, size in enumerate(sizes)))} == {DELIVERED}
+    assert [len(body) - 2 for _, _, body in broker.drain()] == sizes
+
+
+@pytest.fixture
+def places(broker):
+    with broker.channel() as channel:
+        for exchange in "eu", "us":
+            channel.exchange_declare(exchange, "direct")
+        for queue in "eu-paid", "us-paid":
+            channel.queue_declare(queue, exclusive=False)
+            channel.queue_bind(queue, queue[:2], "paid")
+        yield channel
+        for queue in "eu-paid", "us-paid":
+            channel.queue_delete(queue)
+        for exchange in "eu", "us":
+            channel.exchange_delete(exchange)
+
+
+def test_routes_by_event(broker, places):
+    with open_sink(broker, exchange="{header:X-Region}", routing_key="{type}") as sink:
+        outcomes = sink.send(*(event(i, type="paid", headers={"x-region": "eu" if i % 2 else "us"}) for i in range(10)))
+        assert {o.status for o in outcomes} == {DELIVERED}
+    assert ids(broker.drain("eu-paid")) == [id_of(i) for i in range(10) if i % 2]
+    assert ids(broker.drain("us-paid")) == [id_of(i) for i in range(10) if not i % 2]
+
+
+def test_the_default_exchange(broker):
+    options = {name: value for name, value in broker.options().items() if name != "exchange"}
+    with Sink("rabbitmq", options | {"routing_key": QUEUE}) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+    assert ids(broker.drain()) == [id_of(1)]
+
+
+def test_what_a_route_cannot_be(broker):
+    with open_sink(broker, routing_key="{ordering_key}", exchange="{header:x}") as sink:
+        outcomes = sink.send(event(1, headers={"x": EXCHANGE}), event(2, ordering_key="k" * 256, headers={"x": EXCHANGE}),
+                             event(3, ordering_key="k"), event(4, ordering_key="k" * 255, headers={"x": EXCHANGE}))
+    assert [o.status for o in outcomes] == [FAILED_FINAL] * 3 + [DELIVERED]
+    assert [o.reason for o in outcomes[:3]] == [
+        "routing key: the event has no ordering key, which its route is made from",
+        "routing key of 256 bytes; AMQP allows 255", 'exchange: the event has no header "x", which its route is made from']
+    assert ids(broker.drain()) == [id_of(4)]
+
+
+def test_headers_that_amqp_cannot_carry(broker):
+    with open_sink(broker) as sink:
+        outcomes = sink.send(event(1, headers={"h" * 244: "x"}), event(2, headers={"x": "y" * 140_000}),
+                             event(3, headers={"h" * 243: "x" * 100_000}))
+    assert [o.status for o in outcomes] == [FAILED_FINAL, FAILED_FINAL, DELIVERED]
+    assert "name of 244 bytes; AMQP allows 243" in outcomes[0].reason and "larger than a frame" in outcomes[1].reason
+    assert ids(broker.drain()) == [id_of(3)]
+
+
+# -- how answers are judged --
+
+def test_no_queue_for_some_events(broker, places):
+    """The route is the event's: it fails, others pass."""
+    with open_sink(broker, exchange="eu") as sink:
+        outcomes = sink.send(*(event(i, type="paid" if i % 3 else "lost") for i in range(12)))
+    assert [o.status for o in outcomes] == [DELIVERED if i % 3 else FAILED_RETRY for i in range(12)]
+    assert outcomes[0].reason == "no queue took the message: NO_ROUTE"
+    assert ids(broker.drain("eu-paid")) == [id_of(i) for i in range(12) if i % 3]
+
+
+def test_no_queue_for_any_event(broker, places):
+    """One route for all: the binding is missing, and no event can help that."""
+    with open_sink(broker, exchange="eu", routing_key="lost") as sink:
+        assert {(o.status, o.reason) for o in sink.send(*(event(i) for i in range(5)))} == {
+            (UNREACHABLE, "no queue took the message: NO_ROUTE")}
+    with open_sink(broker, exchange="eu", routing_key="lost", mandatory=False) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+
+
+def test_an_exchange_that_is_missing(broker):
+    with open_sink(broker, exchange="nowhere") as sink:
+        outcomes = sink.send(*(event(i) for i in range(5)))
+        assert {o.status for o in outcomes} == {UNREACHABLE}
+        assert outcomes[0].reason == "NOT_FOUND - no exchange 'nowhere' in vhost '/'"
+        with broker.channel() as channel:
+            channel.exchange_declare("nowhere", "fanout")
+            channel.queue_bind(QUEUE, "nowhere")
+            try:
+                assert {o.status for o in sink.send(*(event(i) for i in range(5)))} == {DELIVERED}, "on a new channel"
+            finally:
+                channel.exchange_delete("nowhere")
+    assert ids(broker.drain()) == [id_of(i) for i in range(5)]
+
+
+def test_an_exchange_that_is_missing_for_some_events(broker):
+    with open_sink(broker, exchange="{header:x}") as sink:
+        outcomes = sink.send(*(event(i, headers={"x": "nowhere" if i in (3, 7) else EXCHANGE}) for i in range(10)))
+    assert [o.status for o in outcomes] == [FAILED_RETRY if i in (3, 7) else DELIVERED for i in range(10)]
+    assert outcomes[3].reason == outcomes[7].reason == "NOT_FOUND - no exchange 'nowhere' in vhost '/'"
+    assert set(ids(broker.drain())) == {id_of(i) for i in range(10)} - {id_of(3), id_of(7)}
+
+
+def test_messages_that_are_too_large(broker):
+    """The broker closes the channel and tells not over which one."""
+    large = {0, 20, 21, 49}
+    with open_sink(broker) as sink:
+        outcomes = sink.send(*(event(i, payload='"' + "x" * (MAX_MESSAGE_BYTES if i in large else 10) + '"') for i in range(50)))
+        assert [o.status for o in outcomes] == [FAILED_FINAL if i in large else DELIVERED for i in range(50)]
+        assert outcomes[0].reason.startswith("PRECONDITION_FAILED - message size 1000002")
+        assert sink.send(event(1000))[0].status == DELIVERED
+    arrived = ids(broker.drain())
+    assert set(arrived) == {id_of(i) for i in range(50) if i not in large} | {id_of(1000)}
+    first = list(dict.fromkeys(arrived))
+    assert first == sorted(first)
+
+
+def test_a_queue_that_refuses(broker):
+    with broker.channel() as channel:
+        channel.queue_declare("full", arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
+        channel.queue_declare("open")
+        try:
+            options = {name: value for name, value in broker.options().items() if name != "exchange"}
+            with Sink("rabbitmq", options | {"max_in_flight": 1}) as sink:
+                outcomes = sink.send(*(event(i, type="full") for i in range(4)), event(9, type="open"))
+                assert [o.status for o in outcomes] == [DELIVERED] * 3 + [FAILED_RETRY, DELIVERED]
+                assert outcomes[3].reason == "the broker refused the message (basic.nack)"
+            with Sink("rabbitmq", options) as sink:
+                outcomes = sink.send(*(event(i, type="full") for i in range(10)))
+                assert {o.status for o in outcomes} == {UNREACHABLE}, "when nothing gets through, it is no event's fault"
+        finally:
+            channel.queue_delete("full")
+            channel.queue_delete("open")
+
+
+# -- the connection --
+
+@pytest.mark.parametrize("options, reason", [
+    ({"password": "wrong-hunter2"}, "ACCESS_REFUSED - Login was refused"),
+    ({"user": "nobody"}, "ACCESS_REFUSED - Login was refused"),
+    ({"vhost": "nowhere"}, "NOT_ALLOWED - vhost nowhere not found"),
+    ({"host": "nowhere.invalid"}, 'could not resolve host "nowhere.invalid"'),
+    ({"port": 1}, "could not connect: Connection refused"),
+])
+def test_what_makes_it_unreachable(broker, options, reason):
+    with open_sink(broker, **options) as sink:
+        outcome, again = sink.send(event(1))[0], sink.send(event(1))[0]
+    assert (outcome.status, again.status) == (UNREACHABLE, UNREACHABLE)
+    assert reason in outcome.reason and "hunter2" not in outcome.reason + "".join(sink.log_lines)
+
+
+def test_an_address_that_is_not_allowed(broker):
+    with open_sink(broker, "", host="localhost") as sink:
+        outcome = sink.send(event(1))[0]
+    assert outcome.status == UNREACHABLE and "retrysafe.allowed_addresses" in outcome.reason
+
+
+def test_the_first_of_several_hosts_that_answers(broker):
+    with open_sink(broker, host="127.0.0.2, 127.0.0.1", allowed_addresses="127.0.0.0/8") as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+
+
+@pytest.mark.parametrize("options, problem", [
+    ({"host": "a,,b"}, "empty host"), ({"host": "/tmp"}, "host name or an address"), ({"ca_file": "/tmp/x"}, 'needs option "tls"'),
+    ({"tls": True, "ca_file": "/dev/null"}, "no certificates"),
+])
+def test_what_can_never_work(broker, options, problem):
+    with pytest.raises(OpenError, match=problem):
+        open_sink(broker, **options)
+
+
+@contextlib.contextmanager
+def far_side(talk):
+    """Something that is no broker: talk(connection) for each connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connections = []
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connections.append(connection)
+                    threading.Thread(target=talk, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield {"port": server.getsockname()[1]}
+        server.shutdown(socket.SHUT_RDWR)
+        for connection in connections:
+            connection.close()
+
+
+@pytest.mark.parametrize("answer, reason", [
+    (b"AMQP\x00\x00\x09\x02", "not AMQP 0-9-1"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not AMQP 0-9-1"),
+    (b"\x01\x00\x00\xff\xff\xff\xff", "too large"), (b"\x01\x00\x00\x00\x00\x00\x01x!", "without an end"),
+    (b"\x01\x00\x00\x00\x00\x00\x04\xff\xff\xff\xff\xce", "cannot be read"), (b"\x01\x00\x00\x00\x00\x00\x01x\xce", "without a number"),
+    (b"\x02\x00\x01\x00\x00\x00\x00\xce", "belongs to nothing"),
+    (b"\x01\x00\x01\x00\x00\x00\x06\x00\x3c\x00\x50\x00\x00\xce", "cannot be read"),
+    (b"", "closed the connection while signing in"),
+])
+def test_a_far_side_that_is_no_broker(broker, answer, reason):
+    def talk(connection):
+        connection.recv(8)
+        connection.sendall(answer)
+        connection.close()
+
+    with far_side(talk) as options, open_sink(broker, **options) as sink:
+        outcome = sink.send(event(1))[0]
+    assert (outcome.status, reason in outcome.reason) == (UNREACHABLE, True), outcome.reason
+
+
+def test_a_far_side_that_is_silent(broker):
+    silence = threading.Event()
+    with far_side(lambda connection: silence.wait(20)) as options:
+        started = time.monotonic()
+        with open_sink(broker, connect_timeout=300, **options) as sink:
+            outcome = sink.send(event(1))[0]
+        assert (outcome.status, outcome.reason) == (UNREACHABLE, "connecting took longer than connect_timeout")
+        assert time.monotonic() - started < 5
+        silence.set()
+
+
+def test_close_does_not_wait(broker):
+    with open_sink(broker) as sink:
+        sink.send(event(1))
+        events = [event(i, payload='"' + "x" * 100_000 + '"') for i in range(100)]
+        assert any([sink.submit(one) for one in events])
+        sink.module.flush(sink.handle)
+        started = time.monotonic()
+    assert time.monotonic() - started < 1
+
+
+class Proxy:
+    """Between sink and broker: counts, and can hold back either direction."""
+
+    def __init__(self, broker):
+        self.broker, self.to_client, self.to_broker, self.connections = broker, threading.Event(), threading.Event(), 0
+        self.to_client.set()
+        self.to_broker.set()
+
+    def __call__(self, client):
+        self.connections += 1
+        server = socket.create_connection(("127.0.0.1", self.broker.port))
+        for source, sink, gate in (client, server, self.to_broker), (server, client, self.to_client):
+            threading.Thread(target=self.copy, args=(source, sink, gate), daemon=True).start()
+
+    @staticmethod
+    def copy(source, sink, gate):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                gate.wait()
+                sink.sendall(data)
+        for one in source, sink:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+
+def idle(sink, seconds):
+    """As a publisher that has no events."""
+    poll = select.poll()
+    poll.register(sink.module.wait_fd(sink.handle), select.POLLIN)
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        outcomes, timeout = sink.collect()
+        assert not outcomes
+        poll.poll(1000 * left if timeout < 0 else min(1000 * left, timeout))
+
+
+def test_heartbeats_keep_an_idle_connection(broker):
+    proxy = Proxy(broker)
+    with far_side(proxy) as port, open_sink(broker, heartbeat=1000, **port) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+        idle(sink, 4)  # the broker gives up a client that is silent for two to three seconds
+        assert sink.send(event(2))[0].status == DELIVERED
+        assert proxy.connections == 1
+
+
+def test_a_broker_without_heartbeats_is_given_up(broker):
+    proxy = Proxy(broker)
+    with far_side(proxy) as port, open_sink(broker, heartbeat=1000, connect_timeout=300, **port) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+        proxy.to_client.clear()
+        assert sink.send(event(2))[0].status == UNREACHABLE
+        assert proxy.connections == 2, "it had lain idle, so another one was tried"
+        proxy.to_client.set()
+        assert sink.send(event(3))[0].status == DELIVERED
+
+
+def test_a_confirmation_that_does_not_come(broker):
+    proxy = Proxy(broker)
+    with far_side(proxy) as port, open_sink(broker, timeout=300, **port) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+        proxy.to_client.clear()
+        assert {(o.status, o.reason) for o in sink.send(event(2), event(3))} == {
+            (UNREACHABLE, "no confirmation came within the timeout")}
+        proxy.to_client.set()
+        assert {o.status for o in sink.send(event(2), event(3))} == {DELIVERED}
+
+
+def test_a_connection_that_died_while_idle(broker):
+    """Made anew without a word."""
+    connections = []
+
+    def talk(client):
+        connections.append(client)
+        Proxy(broker)(client)
+
+    with far_side(talk) as port, open_sink(broker, **port) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+        connections[0].shutdown(socket.SHUT_RDWR)
+        assert sink.send(event(2))[0].status == DELIVERED
+        assert len(connections) == 2
+
+
+def test_a_connection_that_the_broker_closes(broker):
+    proxy = Proxy(broker)
+    with far_side(proxy) as port, open_sink(broker, **port) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+        proxy.to_client.clear()
+        events = [event(i) for i in range(2, 5)]
+        assert all([sink.submit(one) for one in events])
+        sink.module.flush(sink.handle)
+        broker.control("close_all_connections", "test")
+        proxy.to_client.set()
+        outcomes = []
+        deadline = time.monotonic() + 10
+        while len(outcomes) < 3 and time.monotonic() < deadline:
+            outcomes += sink.collect()[0]
+        assert all(o.status == DELIVERED or "CONNECTION_FORCED - test" in o.reason for o in outcomes)
+        assert sink.send(event(9))[0].status == DELIVERED
+
+
+def test_a_broker_that_is_short_of_memory(broker):
+    with open_sink(broker) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+        broker.control("set_vm_memory_high_watermark", "0")
+        try:
+            outcomes = sink.send(*(event(i) for i in range(2, 5)))
+            assert {o.status for o in outcomes} == {UNREACHABLE}
+            assert outcomes[0].reason == "the broker takes no messages for now: low on memory"
+            started = time.monotonic()
+            assert sink.send(event(5))[0].status == UNREACHABLE
+            assert time.monotonic() - started < 1, "known, and no message is added to those that wait over there"
+        finally:
+            broker.control("set_vm_memory_high_watermark", "0.4")
+        deadline = time.monotonic() + 20
+        while sink.send(event(6))[0].status != DELIVERED:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    arrived = ids(broker.drain())
+    assert {id_of(1), id_of(6)} <= set(arrived) and id_of(5) not in arrived
+
+
+def test_killed_and_started_again(broker):
+    with open_sink(broker) as sink:
+        assert {o.status for o in sink.send(*(event(i) for i in range(100)))} == {DELIVERED}
+        broker.kill()
+        outcome, = sink.send(event(100))
+        assert outcome.status == UNREACHABLE and outcome.reason
+        broker.start()
+        assert {o.status for o in sink.send(*(event(i) for i in range(100, 200)))} == {DELIVERED}
+    assert set(ids(broker.drain())) == {id_of(i) for i in range(200)}

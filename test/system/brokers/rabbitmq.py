@@ -1,0 +1,153 @@
+"""RabbitMQ, read back with pika."""
+import contextlib
+import logging
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+import pika
+
+from brokers.broker import Broker, Message
+
+logging.getLogger("pika").setLevel(logging.CRITICAL)  # failures are raised as well
+
+EXCHANGE, QUEUE = "events", "everything"
+MAX_MESSAGE_BYTES = 1_000_000
+
+# Erlang's name server would outlive the broker. Here both end when this script's standard input does: with the test,
+# however that ends.
+RUNNER = """
+epmd -port "$ERL_EPMD_PORT" -address 127.0.0.1 </dev/null &
+/usr/lib/rabbitmq/bin/rabbitmq-server </dev/null &
+read -r _
+kill -9 0
+"""
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class RabbitMQ(Broker):
+    """With an exchange of type topic, and a queue that gets everything from it."""
+    kind = "rabbitmq"
+    user, password = "publisher", "s3cret-of-rabbit"
+
+    def __init__(self, *configuration):
+        """`configuration`: more lines of rabbitmq.conf."""
+        self.directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-rabbitmq-", dir="/tmp"))
+        self.port, self.tls_port, self._distribution_port, self._epmd_port = free_ports(4)
+        self._process, self._messages = None, []
+        (self.directory / "plugins").write_text("[].\n")
+        (self.directory / "rabbitmq.conf").write_text("\n".join([
+            f"listeners.tcp.1 = 127.0.0.1:{self.port}", f"default_user = {self.user}", f"default_pass = {self.password}",
+            "loopback_users = none", f"max_message_size = {MAX_MESSAGE_BYTES}", "disk_free_limit.absolute = 1MB",
+            *configuration, ""]))
+        self.directory.chmod(0o755)
+
+    def __exit__(self, *_):
+        self.kill()
+        shutil.rmtree(self.directory)
+
+    def _run(self, *command, **options):
+        """As the ordinary user that the package made: Erlang's cookie and the data have to be of one user."""
+        directory = str(self.directory)
+        environment = os.environ | {
+            "HOME": directory, "ERL_EPMD_PORT": str(self._epmd_port), "RABBITMQ_CONF_ENV_FILE": f"{directory}/none",
+            "RABBITMQ_NODENAME": f"retrysafe{self.port}@localhost", "RABBITMQ_CONFIG_FILE": f"{directory}/rabbitmq.conf",
+            "RABBITMQ_DIST_PORT": str(self._distribution_port), "RABBITMQ_MNESIA_BASE": f"{directory}/data",
+            "RABBITMQ_LOG_BASE": f"{directory}/log", "RABBITMQ_PID_FILE": f"{directory}/pid",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{directory}/plugins",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-start_epmd false -kernel inet_dist_use_interface {127,0,0,1} +S 2:2",
+        }
+        if os.getuid() == 0:
+            for path in [self.directory, *self.directory.rglob("*")]:
+                shutil.chown(path, "rabbitmq", "rabbitmq")
+            command = ["runuser", "-u", "rabbitmq", "--", *command]
+        return subprocess.Popen(command, env=environment, cwd=directory, text=True, **options)
+
+    def start(self):
+        with open(self.directory / "out", "a") as out:
+            self._process = self._run("bash", "-c", RUNNER, stdin=subprocess.PIPE, stdout=out, stderr=out,
+                                      start_new_session=True)
+        deadline = time.monotonic() + 60
+        while not self._is_up():
+            assert time.monotonic() < deadline, (self.directory / "out").read_text()
+            time.sleep(0.1)
+
+    def _is_up(self):
+        assert self._process.poll() is None, (self.directory / "out").read_text()
+        try:
+            with self.channel() as channel:
+                channel.exchange_declare(EXCHANGE, "topic", durable=True)
+                channel.queue_declare(QUEUE, durable=True)
+                channel.queue_bind(QUEUE, EXCHANGE, "#")
+        except (OSError, pika.exceptions.AMQPError):
+            return False
+        return True
+
+    def kill(self):
+        if self._process:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.stdin.close()
+            self._process.wait()
+        self._process = None
+
+    def control(self, *arguments):
+        """rabbitmqctl"""
+        process = self._run("/usr/lib/rabbitmq/bin/rabbitmqctl", *arguments, stdin=subprocess.DEVNULL,
+                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+        return output
+
+    @contextlib.contextmanager
+    def channel(self, vhost="/"):
+        credentials = pika.PlainCredentials(self.user, self.password)
+        connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.port, vhost, credentials))
+        try:
+            yield connection.channel()
+        finally:
+            if connection.is_open:
+                connection.close()
+
+    def options(self):
+        return {"host": "127.0.0.1", "port": self.port, "user": self.user, "password": self.password, "exchange": EXCHANGE}
+
+    def wrong_credentials(self):
+        return self.options() | {"password": "hunter2-hunter2"}
+
+    def wrong_host(self):
+        return self.options() | {"host": "nowhere.invalid"}
+
+    def too_large(self):
+        return MAX_MESSAGE_BYTES + 1
+
+    def drain(self, queue=QUEUE):
+        """(method, properties, body) of what is in a queue, which is empty afterwards."""
+        found = []
+        with self.channel() as channel:
+            while channel.queue_declare(queue, passive=True).method.message_count:
+                for method, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=0.5):
+                    if method is None:
+                        break
+                    found.append((method, properties, body))
+                channel.cancel()
+        return found
+
+    def read(self):
+        for _, properties, body in self.drain():
+            headers = properties.headers
+            self._messages.append(Message(properties.message_id, headers.get("cloudEvents:partitionkey"),
+                                          headers["cloudEvents:type"],
+                                          body.decode() if properties.content_type else None))
+        return list(self._messages)
