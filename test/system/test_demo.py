@@ -27,6 +27,22 @@ def test_the_demo_shows_what_it_promises():
     assert "Stop it" not in done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in ("kafka", "nats", "rabbitmq", "redis")
+                                  if (TOP / f"test/system/brokers/{kind}.py").exists()])
+def test_the_demo_with_a_broker(kind):
+    done = subprocess.run([TOP / "scripts/demo", "--with", kind, "--stop"], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("✓ the broker has acknowledged 20 events",
+                 "✓ outbox_status: backing off, 20 events wait",
+                 "✓ what waited has arrived: 40 events acknowledged",
+                 r"[-0-9a-f]{36}  order-\d+ +order\.p\w+ +\{",
+                 r"✓ 40 events, \d+ of them more than once, none missing",
+                 r"Everything came out as promised\."):
+        assert re.search(line, done.stdout), f"{line} is not in\n{done.stdout}"
+    assert "✗" not in done.stdout
+
+
 def test_help_of_the_demo():
     done = subprocess.run([TOP / "scripts/demo", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "--stop" in done.stdout
