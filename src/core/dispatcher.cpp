@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory_resource>
 #include <unordered_map>
 
 namespace retrysafe {
@@ -42,7 +43,8 @@ void Dispatcher::begin(std::span<Item> batch) {
     bool serial;  // the next event waits for the last one
     bool held = false;
   };
-  std::unordered_map<std::string_view, Key> keys;
+  std::pmr::monotonic_buffer_resource memory(batch.size() * 2 * sizeof(Key));
+  std::pmr::unordered_map<std::string_view, Key> keys(batch.size(), &memory);
   for (uint32_t i = 0; i < batch.size(); ++i) {
     retrysafe_event &event = batch[i].event;
     event.tag = uint64_t{generation_} << 32 | i;
@@ -141,11 +143,10 @@ void Dispatcher::settle(const retrysafe_outcome &outcome) {
   if (outcome.tag >> 32 != generation_ || index >= slots_.size() || slots_[index].state != State::kInFlight)
     return;
   --in_flight_;
+  if (outcome.status == RETRYSAFE_DELIVERED) return settle_delivered(index);
   outcomes_[index].retry_after_ms = outcome.retry_after_ms;
   outcomes_[index].reason.assign(outcome.reason, strnlen(outcome.reason, sizeof outcome.reason));
   switch (outcome.status) {
-    case RETRYSAFE_DELIVERED:
-      return settle_delivered(index);
     case RETRYSAFE_UNREACHABLE:
       return settle_unreachable(index);
     case RETRYSAFE_FAILED_FINAL:
@@ -157,7 +158,7 @@ void Dispatcher::settle(const retrysafe_outcome &outcome) {
 
 void Dispatcher::settle_delivered(uint32_t index) {
   slots_[index].state = State::kSettled;
-  outcomes_[index] = {.status = Status::kDelivered, .retry_after_ms = -1, .reason = {}};
+  outcomes_[index].status = Status::kDelivered;
   ++delivered_;
   answered_ = true;
   if (singles_left_ > 0) --singles_left_;

@@ -15,7 +15,7 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
-#include <list>
+#include <queue>
 
 #include "sink/kit.hpp"
 
@@ -44,13 +44,11 @@ class NullSink {
 
   bool submit(const retrysafe_event &event) {
     if (attempts_.size() >= parallel_) return false;
-    attempts_.push_back({event.tag, std::string(retrysafe::sink::view(event.id)),
-                         std::string(retrysafe::sink::view(event.event_key)), event.attempt,
-                         Clock::now() + delay_});
+    attempts_.push({&event, delay_ == delay_.zero() ? Clock::time_point{} : Clock::now() + delay_});
     return true;
   }
 
-  void flush() { arm(); }
+  void flush() {}
 
   size_t collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms) {
     uint64_t expirations;
@@ -58,11 +56,7 @@ class NullSink {
     *timeout_ms = -1;
     size_t count = 0;
     const auto now = Clock::now();
-    for (auto attempt = attempts_.begin(); attempt != attempts_.end() && count < outcomes.size();) {
-      if (attempt->until > now) {
-        ++attempt;
-        continue;
-      }
+    while (!attempts_.empty() && attempts_.front().until <= now && count < outcomes.size()) {
       const std::string word = command();
       if (word == "hang") {
         *timeout_ms = 20;
@@ -72,11 +66,13 @@ class NullSink {
       if (word == "retry") status = RETRYSAFE_FAILED_RETRY;
       if (word == "final") status = RETRYSAFE_FAILED_FINAL;
       if (word == "unreachable") status = RETRYSAFE_UNREACHABLE;
-      if (!refuse_.empty() && attempt->key.starts_with(refuse_)) status = RETRYSAFE_FAILED_FINAL;
-      note(*attempt, status);
-      retrysafe::sink::report(&outcomes[count++], attempt->tag, status,
+      const retrysafe_event &event = *attempts_.front().event;
+      if (!refuse_.empty() && retrysafe::sink::view(event.event_key).starts_with(refuse_))
+        status = RETRYSAFE_FAILED_FINAL;
+      note(event, status);
+      retrysafe::sink::report(&outcomes[count++], event.tag, status,
                               status == RETRYSAFE_DELIVERED ? "" : "told to fail");
-      attempt = attempts_.erase(attempt);
+      attempts_.pop();
     }
     if (count < outcomes.size()) arm();  // else the caller asks again at once
     return count;
@@ -84,10 +80,7 @@ class NullSink {
 
  private:
   struct Attempt {
-    uint64_t tag;
-    std::string id;
-    std::string key;
-    int32_t number;
+    const retrysafe_event *event;
     Clock::time_point until;
   };
 
@@ -97,14 +90,15 @@ class NullSink {
     return word;
   }
 
-  void note(const Attempt &attempt, retrysafe_status status) const {
+  void note(const retrysafe_event &event, retrysafe_status status) const {
     if (file_.empty()) return;
     std::FILE *file = std::fopen(file_.c_str(), "a");
     if (!file) return;
     const auto now =
         std::chrono::duration_cast<milliseconds>(std::chrono::system_clock::now().time_since_epoch());
-    std::fprintf(file, "%lld %s %s %d %d %d\n", static_cast<long long>(now.count()), attempt.id.c_str(),
-                 attempt.key.c_str(), attempt.number, static_cast<int>(status), static_cast<int>(getpid()));
+    std::fprintf(file, "%lld %.*s %.*s %d %d %d\n", static_cast<long long>(now.count()),
+                 static_cast<int>(event.id.size), event.id.data, static_cast<int>(event.event_key.size),
+                 event.event_key.data, event.attempt, static_cast<int>(status), static_cast<int>(getpid()));
     std::fclose(file);
   }
 
@@ -122,7 +116,7 @@ class NullSink {
   milliseconds delay_;
   size_t parallel_;
   int timer_;
-  std::list<Attempt> attempts_;
+  std::queue<Attempt> attempts_;  // each takes as long, so they end in the order in which they began
 };
 
 }  // namespace
