@@ -4,6 +4,7 @@
 #include "outbox/engine.hpp"
 #include "outbox/shard.hpp"
 #include "pg/error.hpp"
+#include "pg/index_scan.hpp"
 #include "pg/statement.hpp"
 
 #include "pg/server.hpp"
@@ -255,8 +256,15 @@ Destination *load_destination(const char *name) {
 }
 
 bool is_current(const Destination &d) {
-  const Destination *present = load_destination(d.destination);
-  return present && present->version == d.version;
+  const pg::Extension &e = pg::extension();
+  ScanKeyData key;
+  pg::int4_equals(&key, 1, d.destination);
+  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  pg::IndexScan scan = pg::begin_scan(e.outbox_destinations, e.outbox_destinations_pkey, snapshot, &key, 1);
+  const bool current = scan.next() && scan.writer() == d.version;
+  scan.end();
+  UnregisterSnapshot(snapshot);
+  return current;
 }
 
 }  // namespace retrysafe::outbox

@@ -25,8 +25,7 @@ bool newest_in(int piece, int32 destination, int32 shard, Snapshot snapshot, Cur
     cursor->seq = DatumGetInt64(scan.datum(batch_column::kSeq, &null));
     cursor->window_no = DatumGetInt64(scan.datum(batch_column::kWindowNo, &null));
     cursor->position = DatumGetInt64(scan.datum(batch_column::kPosition, &null));
-    cursor->writer =
-        DatumGetTransactionId(slot_getsysattr(scan.slot, MinTransactionIdAttributeNumber, &null));
+    cursor->writer = scan.writer();
     cursor->total_delivered = DatumGetInt64(scan.datum(batch_column::kTotalDelivered, &null));
     cursor->total_parked = DatumGetInt64(scan.datum(batch_column::kTotalParked, &null));
   }

@@ -20,6 +20,8 @@ namespace retrysafe::pg {
   X(outbox_log_id_seq)          \
   X(outbox_eras)                \
   X(outbox_eras_pkey)           \
+  X(outbox_destinations)        \
+  X(outbox_destinations_pkey)   \
   X(outbox_scheduled)           \
   X(outbox_scheduled_event_key) \
   X(outbox_shards)              \

@@ -23,13 +23,17 @@ struct IndexScan {
 
   Datum datum(AttrNumber column, bool *null) { return slot_getattr(slot, column, null); }
 
+  // The transaction that wrote the current row.
+  TransactionId writer() {
+    bool null;
+    return DatumGetTransactionId(slot_getsysattr(slot, MinTransactionIdAttributeNumber, &null));
+  }
+
   // Whether the current row is in the snapshot of a REPEATABLE READ or SERIALIZABLE transaction, or its own.
   // Always true in READ COMMITTED, where the next statement sees everything that is committed now.
   bool transaction_can_see() {
     if (!IsolationUsesXactSnapshot()) return true;
-    bool null;
-    const Datum xmin = slot_getsysattr(slot, MinTransactionIdAttributeNumber, &null);
-    return TransactionIdIsCurrentTransactionId(DatumGetTransactionId(xmin)) ||
+    return TransactionIdIsCurrentTransactionId(writer()) ||
            table_tuple_satisfies_snapshot(table, slot, GetActiveSnapshot());
   }
 
