@@ -13,7 +13,7 @@ for library in retrysafe*.so; do
   for own in $(awk -v library="${name:-server}" '$1 == library && sub(/^-l/, "", $2) { print $2 }' src/sources.txt); do
     allowed+="|lib$own"
   done
-  if readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vxE "($allowed)(-gnutls)?\.so\.[0-9]+" |
+  if readelf -d "$library" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' | grep -vxE "($allowed)(-gnutls)?\.so\.[0-9.]+" |
     sed "s/^/$library needs /"; then
     status=1
   fi

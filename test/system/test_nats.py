@@ -1,8 +1,9 @@
 """Destinations of kind nats: a real server with JetStream, read back over its text protocol."""
 import pytest
 
-from brokers.contract import Contract
+from brokers.contract import Contract, await_delivery, backs_off, create, emit, messages, status
 from brokers.nats import Nats
+from conftest import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -15,3 +16,34 @@ def broker():
 
 class TestNats(Contract):
     pass
+
+
+def test_a_missing_stream_is_shown_and_nothing_dies(db, broker):
+    create(db, "d", "nats", broker.options() | {"subject": "late.{type}"}, max_attempts=1)
+    for n in range(3):
+        emit(db, f"event-{n}")
+    assert backs_off(db, "d") == 'no stream takes subject "late.order.paid", or JetStream is not enabled'
+    with broker.client() as client:
+        client.api("STREAM.CREATE.late", name="late", subjects=["late.>"])
+    await_delivery(db, "d", 3)
+    assert status(db, "d")["dead"] == 0
+
+
+def test_an_illegal_subject_is_a_dead_letter_at_once(db, broker):
+    create(db, "d", "nats", broker.options())
+    emit(db, "bad", event_type="order paid", ordering_key="k")
+    emit(db, "good", ordering_key="other")
+    await_delivery(db, "d", 1)
+    eventually(lambda: status(db, "d")["dead"] == 1)
+    assert db.sql("SELECT event_key, reason, attempts FROM outbox_dead_letters") == [
+        ("bad", "its subject has a blank or a control character", 1)]
+
+
+def test_events_that_no_stream_takes_do_not_stop_the_others(db, broker):
+    create(db, "d", "nats", broker.options() | {"subject": "{type}"}, max_attempts=2)
+    for n in range(5):
+        emit(db, f"stray-{n}", event_type="stray.event", ordering_key=f"stray-{n}")
+        for i in range(20):
+            emit(db, f"good-{n}-{i}", event_type="events.good", ordering_key=f"key-{i}")
+    eventually(lambda: status(db, "d")["delivered"] == 100)
+    assert len(messages(db, broker)) == 100

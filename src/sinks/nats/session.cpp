@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -40,9 +41,16 @@ struct Destroyer {
 using OptionsPointer = std::unique_ptr<natsOptions, Destroyer<natsOptions, natsOptions_Destroy>>;
 using MessagePointer = std::unique_ptr<natsMsg, Destroyer<natsMsg, natsMsg_Destroy>>;
 
+// Without the place in the library's source, which stands before it.
+std::string readable(const char *text, natsStatus status) {
+  std::string_view view(text && text[0] ? text : natsStatus_GetText(status));
+  if (const size_t end = view.find("): "); view.starts_with("(") && end != std::string_view::npos)
+    view.remove_prefix(end + 3);
+  return printable(view, kMaxReason);
+}
+
 std::string library_error(natsStatus status) {
-  const char *text = nats_GetLastError(nullptr);
-  return printable(text && text[0] ? text : natsStatus_GetText(status), kMaxReason);
+  return readable(nats_GetLastError(nullptr), status);
 }
 
 void check(natsStatus status) {
@@ -259,6 +267,7 @@ natsStatus on_sign(char **, unsigned char **signature, int *size, const char *no
 // -- the thread ---------------------------------------------------------------------------------------------
 
 void Session::Shared::run(const Hold &self) noexcept {
+  pthread_setname_np(pthread_self(), "retrysafe nats");
   try {
     if (connect(self)) {
       subscribe(self);
@@ -370,7 +379,7 @@ void Session::Shared::work() {
   }
   const char *text = nullptr;
   const natsStatus status = natsConnection_GetLastError(connection, &text);
-  end("connection lost: " + printable(text && text[0] ? text : natsStatus_GetText(status), kMaxReason));
+  end("connection lost: " + readable(text, status));
 }
 
 void Session::Shared::send() {
