@@ -157,7 +157,8 @@ OptionDescription parse_description(const JsonbValue *item) {
   }
   const auto type = option_type(text_member(members, "type"));
   if (!type)
-    pg::raise(kInvalidOption, "Types: string, integer, boolean, duration, url, enum, secret, file, template, headers.",
+    pg::raise(kInvalidOption,
+              "Types: string, integer, boolean, duration, url, enum, secret, file, template, headers.",
               "the list of options holds an unknown type");
   const bool is_text = *type != OptionType::kInteger && *type != OptionType::kDuration;
   const GivenOption *required = member(members, "required");

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "core/error_codes.hpp"
 #include "core/kinds/kinds.hpp"
 #include "relay/log.hpp"
 
@@ -19,7 +20,6 @@ constexpr int kRecordTries = 8;
 constexpr Milliseconds kLookInterval = 5;
 // A destination that comes and goes says so at most this often.
 constexpr Milliseconds kQuietFor = 60'000;
-constexpr const char *kStale = "RS210";
 
 std::string milliseconds(Milliseconds ms) {
   return std::to_string(ms) + " ms";
@@ -75,7 +75,7 @@ Milliseconds Lane::wakes_at() const {
   Milliseconds at = std::min({session_.wakes_at(), sink_at_, renew_at_});
   if (state_ == State::kResting) at = std::min(at, rest_until_);
   if (state_ == State::kIdle && woken_) at = std::min(at, look_at_);
-  if (stopping_) at = std::min(at, give_up_at_ + kRest);
+  if (stopping_) at = std::min(at, state_ == State::kSending ? give_up_at_ : give_up_at_ + kRest);
   return at;
 }
 
@@ -333,7 +333,7 @@ void Lane::keep_lease(Milliseconds now) {
       [this, asked_at = now](Answer answer) {
         renewing_ = false;
         if (answer.lost() || state_ != State::kSending) return;
-        if (answer.sqlstate == kStale) return lose_batch("somebody else has its shard");
+        if (answer.sqlstate == kStaleBatch.sqlstate) return lose_batch("somebody else has its shard");
         renew_at_ = now_ms() + kRest;
         if (!answer.good()) return;
         const Milliseconds left = std::stoll(answer.text(0, 0));
@@ -347,11 +347,12 @@ void Lane::lose_batch(const char *why) {
   ++statistics_->lost;
   log(Level::kWarning, "a batch was lost", {{"destination", destination()}, {"reason", why}});
   handles_.erase(batch_->shard());
+  close_sink();  // it may still look at the events
   batch_.reset();
   outcomes_.clear();
   away_.reset();
+  away_for_.reset();
   lease_ends_at_ = renew_at_ = kNever;
-  close_sink();
   ++fetches_;
   if (stopping_) return release();
   if (!session_.ready()) {
@@ -396,7 +397,7 @@ void Lane::send_record() {
 
 void Lane::recorded(const Answer &answer) {
   record_under_way_ = false;
-  if (answer.sqlstate == kStale) return lose_batch("its lease ended before it was recorded");
+  if (answer.sqlstate == kStaleBatch.sqlstate) return lose_batch("its lease ended before it was recorded");
   if (!answer.good()) {
     if (errors_ >= kRecordTries) return lose_batch("it could not be recorded");
     return refused("record what became of events", answer, State::kRecording);
@@ -408,6 +409,7 @@ void Lane::recorded(const Answer &answer) {
     note_reachable(false, *away_);
   else
     note_reachable(true, {});
+  if (dispatcher_->in_flight() > 0) close_sink();  // given up at the end; it may still look at the events
   batch_.reset();
   dispatcher_ = nullptr;
   outcomes_.clear();
@@ -468,7 +470,8 @@ void Lane::refused(const char *what, const Answer &answer, State again) {
     log(Level::kError, std::string("could not ").append(what),
         {{"destination", destination()}, {"sqlstate", answer.sqlstate}, {"reason", answer.message}});
   last_error_ = answer.message;
-  const bool unknown = answer.sqlstate == "RS201" || answer.sqlstate == "RS217";
+  const bool unknown =
+      answer.sqlstate == kUnknownDestination.sqlstate || answer.sqlstate == kNotFetchable.sqlstate;
   if (!runs_on() || (unknown && !loaded())) return finish(unknown ? End::kConfiguration : End::kDatabase);
   again_ = again;
   state_ = State::kResting;

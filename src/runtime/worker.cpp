@@ -3,6 +3,7 @@
 #include <sys/epoll.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,6 +23,7 @@
 #include "runtime/doorbell.hpp"
 #include "runtime/lane.hpp"
 #include "runtime/processes.hpp"
+#include "runtime/waiting_session.hpp"
 #include "runtime/worker_slot.hpp"
 #include "settings.hpp"
 
@@ -201,11 +203,22 @@ class Worker {
   // --------------------------------------------------------------------------------------------------
 
   // Every worker of the database comes to the same division: shards are spread evenly, those with the lower
-  // slot take the odd ones.
+  // slot take the odd ones. Of a destination that others publish to as well, each of them counts as a worker
+  // more, and the workers keep the part of the workers.
   void take_share(std::span<const DestinationRow> rows, Milliseconds now) {
     int64 shards = 0;
-    for (const DestinationRow &row : rows) shards += row.shards;
     const Crew c = crew();
+    std::vector<int> parts;
+    for (const DestinationRow &row : rows) {
+      const int crowd = c.size + count_waiting(row.destination);
+      parts.push_back((row.shards * c.size + crowd - 1) / crowd);
+      shards += parts.back();
+    }
+    const auto part_of = [&](int32 destination) {
+      const auto row = std::find_if(rows.begin(), rows.end(),
+                                    [&](const DestinationRow &r) { return r.destination == destination; });
+      return row == rows.end() ? 0 : parts[static_cast<size_t>(row - rows.begin())];
+    };
     const auto share = static_cast<size_t>(shards / c.size + (c.rank < shards % c.size ? 1 : 0));
 
     for (const auto &lane : lanes_) {
@@ -218,18 +231,23 @@ class Worker {
         lane->reload();
     }
     size_t staying = 0;
+    std::map<int32, int> kept;
     for (const auto &lane : lanes_) {
       if (lane->leaving() || lane->gone()) continue;
-      if (staying == share)
+      int &of_destination = kept[lane->destination()];
+      if (staying == share || of_destination == part_of(lane->destination())) {
         lane->leave();
-      else
+      } else {
         ++staying;
+        ++of_destination;
+      }
     }
     Milliseconds again = kNever;
     for (const DestinationRow &row : rows) {
       int own = 0;
       for (const auto &lane : lanes_) own += lane->destination() == row.destination && !lane->gone();
-      while (staying < share && own < row.shards) {
+      const int part = part_of(row.destination);
+      while (staying < share && own < part) {
         std::optional<pg::StepError> error;
         auto lane = Lane::claim(row.destination, row.lease_us, epoll_, &error);
         if (error) return failed("claim a shard", *error, now);
@@ -238,7 +256,7 @@ class Worker {
         ++staying;
         ++own;
       }
-      if (own < row.shards && row.retry_at != 0) again = std::min(again, to_ms(row.retry_at, now));
+      if (own < part && row.retry_at != 0) again = std::min(again, to_ms(row.retry_at, now));
     }
     if (staying < share) refresh_at_ = std::min({refresh_at_, again, now + kClaimAgain});
   }

@@ -1,0 +1,530 @@
+"""retrysafe-relay: the publisher outside of the server."""
+import collections
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from conftest import cluster, eventually, make_database, run
+from null_destination import DELIVERED, NullDestination, emit
+from receiver import Answer, Hang, Receiver, Reset
+from relay_process import Relay, emit_many
+
+BACKOFF = {"backoff": "'100 ms'", "backoff_max": "'200 ms'"}
+
+
+def null(db, name="d", **parameters):
+    """A destination that is left to relays."""
+    return NullDestination(db, name, **{"workers": "false", **parameters})
+
+
+def http(db, receiver, name="d", options="", **parameters):
+    extra = "".join(f", {key} => {value}" for key, value in {"workers": "false", **BACKOFF, **parameters}.items())
+    db.sql(f"SELECT outbox_create_destination('{name}', 'http', '{{\"url\": \"{receiver.url}\"{options}}}'{extra})")
+
+
+def relay(db, *arguments, **options):
+    return Relay(db, "--allowed-addresses", "127.0.0.1, ::1", *arguments, **options)
+
+
+def status(db, name="d"):
+    return dict(zip(("delivered", "retry", "dead", "failures", "last_error", "holders"), db.sql(
+        "SELECT delivered, parked_retry, dead, failures, last_error, holders FROM outbox_status WHERE name = %s", name)[0]))
+
+
+def assert_in_order(attempts, keys):
+    """Each event once, those of an ordering key in order."""
+    numbers = [int(a.key.lstrip("e")) for a in attempts]
+    assert len(numbers) == len(set(numbers))
+    of_key = collections.defaultdict(list)
+    for number in numbers:
+        of_key[number % keys].append(number)
+    assert all(some == sorted(some) for some in of_key.values())
+
+
+# --- what it sends ----------------------------------------------------------------------------------------------
+
+
+def test_events_are_what_a_worker_sends(db):
+    """Bit for bit: one event to two destinations, one of a worker, one of the relay."""
+    with Receiver() as of_worker, Receiver() as of_relay:
+        http(db, of_worker, "w", workers="true")
+        http(db, of_relay, "r")
+        headers = {"X-Tenant": "a\"b\\c", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "u": "é€😀"}
+        for payload in ('{"b": 1.50, "a": ["\\u00e9", "😀", "\\n"]}', "null", None, '"x"', "[]"):
+            for scope, key in (("", None), ("pay ments/é", "k é")):
+                db.sql("SELECT outbox_emit(NULL, %s, 'order.placed', %s, %s, %s, scope => %s)", f"e-{payload}-{scope}",
+                       payload, key, json.dumps(headers), scope)
+        with relay(db, "--drain", "r") as process:
+            assert process.wait() == 0, process.log()
+        eventually(lambda: len(of_worker.requests) == 10)
+
+        def shown(receiver):
+            skip = ("webhook-timestamp", "host")
+            return sorted((sorted((n, v) for n, v in r.headers if n.lower() not in skip), r.body) for r in receiver.requests)
+        assert shown(of_relay) == shown(of_worker)
+
+
+def test_drain_publishes_everything_and_ends(db):
+    destination = null(db, shards=3)
+    emit_many(db, 3000, keys=60)
+    with relay(db, "--drain", "--connections", "2", "d") as process:
+        assert process.wait() == 0, process.log()
+    attempts = destination.attempts()
+    assert len(attempts) == 3000 and {a.pid for a in attempts} == {str(process.pid)}
+    assert_in_order(attempts, 60)
+    assert status(db)["delivered"] == 3000
+    assert status(db)["holders"] is None, "the shards are free at once"
+
+
+def test_once_publishes_one_batch(db):
+    destination = null(db, batch_events=10)
+    emit_many(db, 25)
+    for left in (10, 20, 25, 25):
+        with relay(db, "--once", "d") as process:
+            assert process.wait() == 0, process.log()
+        assert len(destination.attempts()) == left
+
+
+def test_what_is_not_delivered_shows_in_the_exit_status(db):
+    destination = null(db, max_attempts=1, **BACKOFF)
+    for word, key in (("unreachable", "a"), ("final", "b")):
+        destination.tell(word)
+        emit(db, key)
+        db.sql("SELECT outbox_resume('d')")
+        with relay(db, "--drain", "d") as process:
+            assert process.wait() == 4, process.log()
+    assert status(db)["dead"] == 2
+    with relay(db, "--drain", "d") as process:
+        assert process.wait() == 0
+
+
+# --- as a service -----------------------------------------------------------------------------------------------
+
+
+def test_a_commit_is_published_at_once(db):
+    destination = null(db)
+    with relay(db, "d") as process:
+        process.ready()
+        latencies = []
+        for i in range(20):
+            begun = time.monotonic()
+            emit(db, f"e{i}")
+            eventually(lambda: len(destination.attempts()) == i + 1)
+            latencies.append(time.monotonic() - begun)
+        assert sorted(latencies)[10] < 0.5, latencies  # no poll of a second stands behind it
+        eventually(lambda: status(db)["delivered"] == 20)
+        assert process.stop() == 0
+
+
+def test_it_holds_no_snapshot_while_it_sleeps(db):
+    null(db)
+    with relay(db, "d") as process:
+        process.ready()
+        eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'retrysafe-relay'"
+                                    " AND query LIKE 'CALL%%' AND state = 'active'") == 1)
+        assert db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'retrysafe-relay'"
+                        " AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)") == 0
+
+
+def test_failures_and_retries(db):
+    with Receiver() as receiver:
+        http(db, receiver, max_attempts=3)
+        outcomes = {"bad": [422], "late": [500, 204]}
+        receiver.behave(lambda r: (lambda left: left.pop(0) if left else 204)(outcomes.get(r.header("ce-eventkey"), [])))
+        with relay(db, "d") as process:
+            process.ready()
+            for key in ("good", "bad", "late", "better"):
+                emit(db, key, ordering_key=key)
+            eventually(lambda: status(db)["delivered"] == 3 and status(db)["dead"] == 1, message=process.log)
+        assert db.sql("SELECT event_key, attempts FROM outbox_dead_letters") == [("bad", 1)]
+
+
+def test_an_unreachable_destination_costs_nothing(db):
+    """P6: no attempt is burnt and nothing is written for each event; the reason is to be seen; then it goes on."""
+    with Receiver() as receiver:
+        http(db, receiver)
+        receiver.stop()
+        emit_many(db, 200)
+        with relay(db, "d") as process:
+            process.ready()
+            eventually(lambda: status(db)["failures"] >= 3)
+            assert db.value("SELECT count(*) FROM outbox_parked") == 0
+            assert "connect" in status(db)["last_error"]
+            receiver.start()
+            eventually(lambda: status(db)["delivered"] == 200)
+            assert status(db)["failures"] == 0
+            assert len(process.lines("the destination is unreachable")) == 1
+            eventually(lambda: process.lines("the destination is back"))
+        assert {r.header("ce-eventkey") for r in receiver.requests} == {f"e{i}" for i in range(1, 201)}
+
+
+def test_an_event_that_breaks_its_receiver_is_found(db):
+    """As a worker does: the culprit is counted as failed, the others go on."""
+    with Receiver() as receiver:
+        http(db, receiver, max_attempts=1)
+        receiver.behave(lambda r: Reset() if r.header("ce-eventkey") == "e1" else 204)
+        emit_many(db, 20)
+        with relay(db, "d"):
+            eventually(lambda: status(db)["delivered"] == 19 and status(db)["dead"] == 1, timeout=40)
+
+
+def test_changes_of_the_destination_are_noticed(db):
+    with Receiver() as first, Receiver() as second:
+        http(db, first)
+        with relay(db, "d") as process:
+            process.ready()
+            emit(db, "a")
+            eventually(lambda: len(first.requests) == 1)
+            db.sql("SELECT outbox_alter_destination('d', options => %s)", json.dumps({"url": second.url}))
+
+            def arrived_there():
+                emit(db, f"b{time.monotonic_ns()}")
+                return second.requests
+            eventually(arrived_there)
+            db.sql("SELECT outbox_pause('d')")
+            emit(db, "paused")
+            db.sql("SELECT outbox_resume('d')")
+            eventually(lambda: "paused" in [r.header("ce-eventkey") for r in second.requests])
+
+
+# --- together ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_relays_and_a_worker_share_a_destination(db):
+    destination = null(db, workers="true", shards=6, batch_events=20, lease="'4 s'", options='"delay_ms": 5, "parallel": 4')
+    emitted = 0
+    with relay(db, "d") as one, relay(db, "d") as two:
+        one.ready(), two.ready()
+        pids = set()
+
+        def all_have_worked():
+            nonlocal emitted
+            emit_many(db, 600, keys=60, prefix=f"{emitted}-")
+            emitted += 600
+            eventually(lambda: status(db)["delivered"] == emitted, timeout=60)
+            last = {a.pid for a in destination.attempts()[-600:]}
+            pids.update(last)
+            return len(last) == 3
+        eventually(all_have_worked, timeout=60)
+        assert {str(one.pid), str(two.pid)} < pids
+        attempts = destination.attempts(DELIVERED)
+        assert len(attempts) == emitted == len({a.id for a in attempts}), "nothing was sent twice"
+        assert one.stop() == 0 and two.stop() == 0
+        emit_many(db, 600, keys=60, prefix="last-")
+        eventually(lambda: status(db)["delivered"] == emitted + 600)
+        assert {a.pid for a in destination.attempts()[-600:]} == pids - {str(one.pid), str(two.pid)}
+
+
+@pytest.mark.slow
+def test_four_relays_of_which_one_is_killed(db):
+    destination = null(db, shards=8, batch_events=10, lease="'3 s'", options='"delay_ms": 5, "parallel": 4')
+    relays = [relay(db, "d").ready() for _ in range(4)]
+    try:
+        emit_many(db, 4000, keys=80)
+        eventually(lambda: len({a.pid for a in destination.attempts()}) == 4, timeout=60)
+        relays[0].kill()
+        killed_at = time.monotonic()
+        eventually(lambda: status(db)["delivered"] == 4000, timeout=60)
+        assert time.monotonic() - killed_at < 50
+        ids = collections.Counter(a.id for a in destination.attempts(DELIVERED))
+        assert len(ids) == 4000
+        assert sum(ids.values()) - 4000 <= 10 * 8, "no more copies than were in flight"
+        assert [r.stop() for r in relays[1:]] == [0, 0, 0]
+    finally:
+        for process in relays:
+            process.kill()
+
+
+def test_a_killed_relay_hands_its_shard_over_within_the_lease(db):
+    destination = null(db, lease="'2 s'")
+    destination.tell("hang")
+    emit_many(db, 50)
+    with relay(db, "d") as first:
+        eventually(lambda: status(db)["holders"])
+        first.kill()
+    destination.tell("ok")
+    begun = time.monotonic()
+    with relay(db, "d"):
+        eventually(lambda: status(db)["delivered"] == 50)
+    assert time.monotonic() - begun < 2 + 3
+    assert_in_order(destination.attempts(DELIVERED), 10)
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_in_the_middle_of_a_batch(db, number):
+    """What is in flight is finished and recorded, the rest is given back at once."""
+    with Receiver() as receiver:
+        http(db, receiver, options=', "max_in_flight": 2')
+        receiver.behave(lambda r: Answer(204, delay=0.3))
+        emit_many(db, 100)
+        with relay(db, "d") as process:
+            eventually(lambda: len(receiver.requests) >= 4)
+            assert process.stop(number, timeout=10) == 0
+        sent = len(receiver.requests)
+        assert sent < 20
+        assert status(db)["holders"] is None
+        receiver.behave(204)
+        with relay(db, "--drain", "d") as process:
+            assert process.wait() == 0
+        assert len(receiver.requests) == 100, "nothing twice, nothing lost"
+
+
+def test_it_does_not_wait_for_ever_for_a_far_side_that_hangs(db):
+    with Receiver() as receiver:
+        http(db, receiver, options=', "max_in_flight": 2, "timeout": "60s"')
+        receiver.behave(Hang)
+        emit_many(db, 10)
+        with relay(db, "--stop-timeout", "500ms", "d") as process:
+            eventually(lambda: len(receiver.requests) == 2)
+            begun = time.monotonic()
+            assert process.stop() == 0
+            assert time.monotonic() - begun < 5
+        assert status(db)["holders"] is None
+        receiver.behave(204)
+        with relay(db, "--drain", "d") as process:
+            assert process.wait() == 0
+        assert {r.header("ce-eventkey") for r in receiver.requests} == {f"e{i}" for i in range(1, 11)}
+        assert status(db)["delivered"] == 10
+
+
+def test_a_batch_that_takes_longer_than_its_lease_keeps_it(db):
+    destination = null(db, lease="'1 s'")
+    destination.tell("hang")
+    emit_many(db, 5)
+    with relay(db, "d") as process:
+        process.ready()
+        token = eventually(lambda: db.value("SELECT token FROM outbox_shards WHERE holder IS NOT NULL"
+                                            " AND lease_until > clock_timestamp()") if status(db)["holders"] else None)
+        until = time.monotonic() + 2.5
+        eventually(lambda: time.monotonic() > until)
+        destination.tell("ok")
+        eventually(lambda: status(db)["delivered"] == 5)
+        assert db.value("SELECT token FROM outbox_shards") == token
+        assert len(destination.attempts(DELIVERED)) == 5
+
+
+def test_a_late_record_is_refused_and_the_batch_dropped(db):
+    destination = null(db, lease="'5 s'")
+    destination.tell("hang")
+    emit_many(db, 5)
+    with relay(db, "d") as process:
+        eventually(lambda: status(db)["holders"])
+        db.sql("UPDATE outbox_shards SET token = token + 1, holder = 'somebody', lease_until = clock_timestamp() + interval '1 s'")
+        destination.tell("ok")
+        eventually(lambda: process.lines("a batch was lost"))
+        eventually(lambda: status(db)["delivered"] == 5)
+
+
+# --- the database goes away -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fast", "immediate"])
+def test_the_server_restarts(how):
+    with cluster() as server:
+        db = make_database(server)
+        destination = null(db, shards=2, batch_events=20, lease="'5 s'", options='"delay_ms": 10, "parallel": 4')
+        emit_many(db, 1000, keys=20)
+        with relay(db, "--connections", "2", "d") as process:
+            eventually(lambda: len(destination.attempts()) > 100)
+            server.pg_ctl("restart", "-m", how)
+            eventually(lambda: status(db)["delivered"] == 1000, timeout=60)
+            ids = collections.Counter(a.id for a in destination.attempts(DELIVERED))
+            assert len(ids) == 1000
+            assert sum(ids.values()) - 1000 <= 2 * 20
+            assert process.lines("no connection to the database") and process.lines("connected to the database again")
+            assert process.stop() == 0
+
+
+def test_a_connection_that_breaks_while_a_batch_is_sent(db):
+    """The next one records it: nothing is sent twice."""
+    destination = null(db)
+    destination.tell("hang")
+    emit_many(db, 20)
+    with relay(db, "d") as process:
+        eventually(lambda: status(db)["holders"])
+        db.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'retrysafe-relay'")
+        eventually(lambda: process.lines("connected to the database again"))
+        destination.tell("ok")
+        eventually(lambda: status(db)["delivered"] == 20)
+        assert len(destination.attempts(DELIVERED)) == 20
+
+
+def test_the_first_host_that_takes_writes(db):
+    destination = null(db)
+    emit(db, "a")
+    connection = f"host=127.0.0.1,{db.server.directory} port=1,{db.server.port} dbname={db.name} user=postgres"
+    with relay(db, "d", connection=connection) as process:
+        eventually(lambda: destination.attempts(DELIVERED), message=process.log)
+
+
+# --- what it is told --------------------------------------------------------------------------------------------
+
+
+def test_a_pull_destination_is_described_by_the_configuration_file(db):
+    """The database holds no secret."""
+    with Receiver() as receiver:
+        db.sql("SELECT outbox_create_destination('d', 'pull')")
+        emit(db, "a")
+        (db.server.directory / "key").write_text("sesame-of-the-file\n")
+        config = f"""
+            # comment
+            allowed_addresses = 127.0.0.1
+            [destination d]
+            kind = http
+            url = {receiver.url}
+            secret_file = key
+            headers.Authorization = Bearer sesame-of-the-line
+            timeout = 5s
+            http2 = false
+        """
+        with Relay(db, "--drain", config=config) as process:
+            assert process.wait() == 0, process.log()
+            assert "sesame" not in process.log()
+        request, = receiver.requests
+        assert request.header("Authorization") == "Bearer sesame-of-the-line"
+        assert request.header("webhook-signature")
+        assert "sesame" not in str(db.sql("SELECT * FROM outbox_status"))
+
+
+def test_the_configuration_file_goes_before_the_database(db):
+    with Receiver() as receiver:
+        db.sql("SELECT outbox_create_destination('d', 'http', '{\"url\": \"http://127.0.0.1:1/\"}', workers => false)")
+        emit(db, "a")
+        with relay(db, "--drain", config=f"[destination d]\nurl = {receiver.url}\nsource = here\n") as process:
+            assert process.wait() == 0, process.log()
+        assert receiver.requests[0].header("ce-source") == "here"
+
+
+def test_secrets_of_the_database_are_read_on_the_machine_of_the_relay(db):
+    directory = db.server.directory
+    admin = db.server.connect()
+    run(admin, f"ALTER DATABASE {db.name} SET retrysafe.allowed_secret_directory = '/somewhere/else'")
+    (directory / "secrets").mkdir(exist_ok=True)
+    (directory / "secrets/key").write_text("sesame")
+    with Receiver() as receiver:
+        http(db, receiver, "f", options=', "secret_file": "key"')
+        http(db, receiver, "e", options=', "secret_env": "RETRYSAFE_TEST_KEY"')
+        http(db, receiver, "o", options=', "ca_file": "/somewhere/else/passwd"')
+        emit(db, "a")
+        with relay(db, "--drain", "--secret-directory", directory / "secrets", "f", "e",
+                   environment={"RETRYSAFE_TEST_KEY": "sesame"}) as process:
+            assert process.wait() == 0, process.log()
+        assert all(r.header("webhook-signature") for r in receiver.requests) and len(receiver.requests) == 2
+        for arguments in (("f",), ("e",), ("--secret-directory", directory / "secrets", "o")):
+            with relay(db, "--drain", *arguments) as process:
+                assert process.wait() == 2
+                assert "sesame" not in process.log()
+
+
+def test_wrong_options_end_it_at_once(db):
+    null(db)
+    cases = [
+        ((), None, "name a destination"),
+        (("--no-such-option", "d"), None, "try --help"),
+        (("--connections", "0", "d"), None, "connections"),
+        (("--connections", "x", "d"), None, "connections"),
+        (("--log-level", "loud", "d"), None, "log_level"),
+        (("--statistics-interval", "5", "d"), None, "statistics_interval"),
+        (("--once", "--drain", "d"), None, "exclude"),
+        (("--config", "/no/such/file"), None, "cannot read"),
+        (("nobody",), None, "does not exist"),
+        ((), "no_such = 1\n[destination d]\n", "line 1"),
+        ((), "[nonsense]\n", "line 1"),
+        ((), "[destination d]\njust text\n", "line 2"),
+        ((), "[destination d]\nkind = http\n", "of kind"),
+        ((), "[destination d]\nno_such = 1\n", "unknown option"),
+        ((), "[destination d]\ndelay_ms = soon\n", "delay_ms"),
+        ((), "[destination d]\nlibrary = retrysafe_missing\n", "not installed"),
+    ]
+    for arguments, config, expected in cases:
+        with Relay(db, *arguments, config=config, log_format="text") as process:
+            assert process.wait() == 2, (arguments, config, process.log())
+            assert expected in process.log(), (arguments, config, process.log())
+    with Relay(db, "d", connection=f"{db.server.dsn(db.name)} password=sesame") as process:
+        assert process.wait() == 2
+        assert "sesame" not in process.log()
+    with Relay(db, "d", config="connection = host='\n", log_format="text") as process:
+        assert process.wait() == 2
+
+
+def test_check(db):
+    destination = null(db)
+    emit(db, "a")
+    with relay(db, "--check", "d") as process:
+        assert process.wait() == 0
+    assert destination.attempts() == []
+    with relay(db, "--check", "d", "nobody") as process:
+        assert process.wait() == 2
+    with relay(db, "--check", "d", connection="host=127.0.0.1 port=1 dbname=x") as process:
+        assert process.wait() == 3
+    with relay(db, "--check", "d", connection=db.server.dsn("postgres")) as process:
+        assert process.wait() == 3
+        assert "not installed" in process.log()
+
+
+def test_it_needs_the_access_and_no_more(db):
+    null(db)
+    emit(db, "a")
+    db.sql("CREATE ROLE courier_of_events LOGIN")
+    try:
+        connection = db.server.dsn(db.name, "courier_of_events")
+        with relay(db, "--drain", "d", connection=connection) as process:
+            assert process.wait() == 3
+        db.sql("SELECT retrysafe_grant('courier_of_events', 'relay')")
+        with relay(db, "--drain", "d", connection=connection) as process:
+            assert process.wait() == 0, process.log()
+        assert status(db)["delivered"] == 1
+        with relay(db, "d", connection=connection) as process:
+            process.ready()
+            emit(db, "b")
+            eventually(lambda: status(db)["delivered"] == 2)
+    finally:
+        db.sql("DROP OWNED BY courier_of_events")
+        db.sql("DROP ROLE courier_of_events")
+
+
+def test_help_and_version(db):
+    for argument, expected in (("--help", b"Usage:"), ("-h", b"Exit status"), ("--version", b"retrysafe-relay 0.1.0"), ("-V", b"0.1")):
+        with Relay(db, argument) as process:
+            assert process.wait() == 0
+            assert expected in process.process.stdout.read()
+
+
+def test_logs_and_process_list_hold_no_secret(db):
+    secret = "sesame-1234567890"
+    with Receiver() as receiver:
+        http(db, receiver, options=f', "secret": "{secret}", "headers": {{"Authorization": "{secret}"}}')
+        receiver.behave(lambda r: Answer(500, body=secret.encode()))
+        emit(db, "a")
+        config = f"connection = {db.server.dsn(db.name)} password={secret}\n[destination d]\n"
+        with relay(db, "--log-level", "debug", "--statistics-interval", "200ms", config=config) as process:
+            process.ready()
+            eventually(lambda: receiver.requests and len(process.lines("statistics")) > 2)
+            shown = open(f"/proc/{process.pid}/cmdline").read()
+            assert process.stop() == 0
+            assert secret not in process.log() and secret not in shown
+            assert {"time", "level", "message"} <= set(process.lines()[0])
+            assert process.lines("statistics")[0].keys() >= {"delivered", "failed", "dead", "unreachable"}
+
+
+def test_readiness_is_told_to_the_service_manager(db):
+    import socket
+    null(db)
+    path = str(db.server.directory / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(path)
+        os.chmod(path, 0o777)
+        manager.settimeout(20)
+        with relay(db, "d", environment={"NOTIFY_SOCKET": path}) as process:
+            assert manager.recv(100) == b"READY=1"
+            assert process.stop() == 0
+            assert manager.recv(100) == b"STOPPING=1"
+    os.unlink(path)
