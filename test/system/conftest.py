@@ -243,15 +243,36 @@ _numbers = itertools.count(1)
 
 
 def make_database(server, name=None, options=""):
+    """Without options it is a copy of one in which the extension was made and never used: that is cheaper."""
     name = name or f"t{next(_numbers)}"
-    with_admin = server.connect()
-    run(with_admin, f'CREATE DATABASE "{name}" {options}')
-    run(with_admin, f'ALTER DATABASE "{name}" SET search_path = retrysafe, public')
-    with_admin.close()
-    database = Database(server, name)
-    database.sql("CREATE SCHEMA retrysafe")
-    database.sql("CREATE EXTENSION retrysafe SCHEMA retrysafe")
-    return database
+    admin = server.connect()
+    if not options and not run(admin, "SELECT 1 FROM pg_database WHERE datname = 'with_retrysafe'"):
+        run(admin, "CREATE DATABASE with_retrysafe IS_TEMPLATE true")  # so no worker comes to it
+        create_extension(server, "with_retrysafe")
+    run(admin, f'CREATE DATABASE "{name}" {options or "TEMPLATE with_retrysafe"}')
+    run(admin, f'ALTER DATABASE "{name}" SET search_path = retrysafe, public')
+    admin.close()
+    if options:
+        create_extension(server, name)
+    return Database(server, name)
+
+
+def create_extension(server, database):
+    session = server.connect(database)
+    run(session, "CREATE SCHEMA retrysafe")
+    run(session, "CREATE EXTENSION retrysafe SCHEMA retrysafe")
+    session.close()
+
+
+@contextlib.contextmanager
+def database_on(server, options=""):
+    """A database for one test, which may drop it itself."""
+    database = make_database(server, options=options)
+    yield database
+    database.close()
+    admin = server.connect()
+    run(admin, f'DROP DATABASE IF EXISTS "{database.name}" WITH (FORCE)')
+    admin.close()
 
 
 @pytest.fixture
@@ -262,9 +283,12 @@ def db_options():
 
 @pytest.fixture
 def db(server, db_options):
-    database = make_database(server, options=db_options)
-    yield database
-    database.close()
-    admin = server.connect()
-    run(admin, f'DROP DATABASE "{database.name}" WITH (FORCE)')
-    admin.close()
+    with database_on(server, db_options) as database:
+        yield database
+
+
+@pytest.fixture
+def own_db(own):
+    """The same on the server `own`, which a file has for itself to restart and crash it."""
+    with database_on(own) as database:
+        yield database

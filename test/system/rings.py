@@ -1,7 +1,23 @@
-"""Looking at the rings of a database, and turning them step by step."""
-from conftest import eventually, run
+"""Looking at the rings of a database, turning them step by step, and what else the tests of the rings share."""
+import contextlib
 
+import psycopg2
+import pytest
+
+from conftest import Pending, cluster, eventually, run
+
+ISOLATION = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 PARENTS = {"records": ("idem_records",), "log": ("outbox_log",), "progress": ("outbox_windows", "outbox_batches")}
+SETTINGS = ("retrysafe.workers_per_database = 0", "retrysafe.outbox_retention = 0", "retrysafe.idem_retention = 1s",
+            "max_prepared_transactions = 50", "autovacuum = off", "wal_level = logical")
+
+
+@pytest.fixture(scope="module")
+def server():
+    """For the files that import it. It starts no workers, each step is taken by a call; and retention is zero, so that a
+    step is due as soon as nothing else holds it."""
+    with cluster(*SETTINGS) as own:
+        yield own
 
 
 def ring(db, name):
@@ -82,3 +98,61 @@ def fetch_all(db, destination, limit=1000):
         keys += [key for _, key in rows]
         db.sql("SELECT retrysafe.outbox_ack(%s)", rows[0][0])
     return keys
+
+
+def begin(db, isolation="READ COMMITTED"):
+    connection = db.connect(autocommit=False)
+    connection.set_session(isolation_level=isolation)
+    return connection
+
+
+def emit(connection, key, payload="{}"):
+    return run(connection, "SELECT outbox_emit(NULL, %s, 't', %s)", key, payload)[0][0]
+
+
+def copies(db, key):
+    return db.value("SELECT count(*) FROM outbox_log WHERE event_key = %s", key)
+
+
+def sqlstate_of(function, *arguments):
+    try:
+        function(*arguments)
+    except psycopg2.Error as error:
+        return error.pgcode
+    return None
+
+
+@contextlib.contextmanager
+def setting(server, name, value, connection):
+    """Changed for all sessions, the one that is told included."""
+    server.set(name, value)
+    eventually(lambda: run(connection, f"SHOW {name}") == [(value,)])
+    yield
+    server.set(name, None)
+
+
+def dead_rows(db, tables):
+    db.sql("SELECT pg_stat_force_next_flush()")
+    return db.value("SELECT sum(n_dead_tup) FROM pg_stat_user_tables WHERE relname LIKE %s", tables)
+
+
+@contextlib.contextmanager
+def stopped_at(db, point, calls):
+    """Sessions that all wait at a fault point inside of their calls; they go on together at the end of the block."""
+    waiting = f"""SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'active'
+                    AND (wait_event = 'RetrysafeFaultPoint' OR wait_event_type = 'Extension')"""
+    db.server.set("retrysafe.fault_points", f"{point}=wait")
+    eventually(lambda: db.value("SHOW retrysafe.fault_points") == f"{point}=wait")
+    try:
+        sessions = [Pending(db, *call) for call in calls]
+        eventually(lambda: db.value(waiting) == len(sessions))
+        yield sessions
+    finally:
+        db.server.set("retrysafe.fault_points", None)
+
+
+def undisturbed(db):
+    """A session that passes the fault points."""
+    connection = db.connect()
+    run(connection, "SET retrysafe.fault_points = ''")
+    return connection

@@ -25,13 +25,6 @@ def own():
         yield server
 
 
-@pytest.fixture
-def own_db(own):
-    database = make_database(own)
-    yield database
-    database.close()
-
-
 class Consumer:
     """A service with a database of its own: one row in `effects` for each event that it had not seen."""
 

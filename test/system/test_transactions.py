@@ -13,7 +13,7 @@ import psycopg2
 import pytest
 
 import closing
-from conftest import cluster, eventually, kill, make_database, run
+from conftest import cluster, eventually, kill, run
 from null_destination import NullDestination
 from receiver import Receiver
 from test_worker import can_connect
@@ -232,16 +232,6 @@ def own():
     """A server that tests of this file restart and crash."""
     with cluster("retrysafe.poll_interval = 200ms", "wal_writer_delay = 10s") as server:
         yield server
-
-
-@pytest.fixture
-def own_db(own):
-    database = make_database(own)
-    yield database
-    database.close()
-    admin = own.connect()
-    run(admin, f'DROP DATABASE "{database.name}" WITH (FORCE)')
-    admin.close()
 
 
 @pytest.mark.parametrize("how", ["fast", "immediate"])

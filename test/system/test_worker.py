@@ -24,16 +24,6 @@ def own():
         yield server
 
 
-@pytest.fixture
-def own_db(own):
-    database = make_database(own)
-    yield database
-    database.close()
-    admin = own.connect()
-    run(admin, f'DROP DATABASE IF EXISTS "{database.name}" WITH (FORCE)')
-    admin.close()
-
-
 @contextlib.contextmanager
 def fault(server, points):
     server.set("retrysafe.fault_points", points)

@@ -1,0 +1,215 @@
+"""Who may see and turn the rings, and what administrators do to their pieces."""
+import threading
+
+import psycopg2
+import pytest
+
+from conftest import run
+from rings import (  # noqa: F401 (the fixture server)
+    begin, copies, emit, fetch_all, fill, rotate, save, server, settle, sqlstate_of)
+
+
+# --- who may see and do what ---
+
+
+def test_pieces_belong_to_nobody_but_the_owner(db):
+    relations = db.sql("""SELECT c.oid::regclass::text FROM pg_class c JOIN pg_depend d ON d.objid = c.oid
+                           WHERE d.classid = 'pg_class'::regclass AND d.deptype = 'e' AND c.relkind IN ('r', 'S')
+                             AND c.relname ~ '_[123]$|^ring_|^outbox_log|^idem_records|^outbox_(windows|batches)'""")
+    assert len(relations) > 16
+    for access in ("nobody", "write", "consume", "monitor", "admin"):
+        role = f"ring_{access}_{db.name}"
+        db.sql(f"DROP ROLE IF EXISTS {role}")
+        db.sql(f"CREATE ROLE {role} LOGIN")
+        if access != "nobody":
+            db.sql("SELECT retrysafe_grant(%s::regrole, %s)", role, access)
+        readable = db.sql("""SELECT relation, privilege FROM unnest(%s) AS relation,
+                               unnest('{SELECT,INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}'::text[]) AS privilege
+                              WHERE relation !~ '_seq$' AND has_table_privilege(%s, relation, privilege)""",
+                          [r for r, in relations], role)
+        assert readable == [], access
+    fill(db, 1)
+    rotate(db, "log")
+    monitor = db.connect(user=f"ring_monitor_{db.name}")
+    assert ("log", "active") in run(monitor, "SELECT ring, state FROM ring_status")
+    run(monitor, "SELECT * FROM outbox_status")
+    writer = db.connect(user=f"ring_write_{db.name}")
+    assert run(writer, "SELECT outbox_emit(NULL, 'k', 't', '{}') > 0") == [(True,)]
+    assert sqlstate_of(run, writer, "SELECT * FROM ring_status") == "42501"
+    assert sqlstate_of(run, writer, "SELECT outbox_cleanup()") == "42501"
+    for name in "nobody", "write":
+        assert sqlstate_of(run, db.connect(user=f"ring_{name}_{db.name}", autocommit=False), "LOCK retrysafe.ring_pieces IN ACCESS SHARE MODE") == "42501"
+
+
+def test_steps_run_as_the_owner_and_past_the_path_of_the_caller(db):
+    """An administrator's path, with operators and functions of somebody else in front."""
+    db.sql("CREATE ROLE " + (admin := f"ring_step_{db.name}") + " LOGIN")
+    db.sql("SELECT retrysafe_grant(%s::regrole, 'admin')", admin)
+    db.sql("CREATE SCHEMA trap; GRANT ALL ON SCHEMA trap TO PUBLIC")
+    db.sql("""CREATE FUNCTION trap.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS 'BEGIN RAISE ''trap''; END';
+              CREATE FUNCTION trap.nextval(regclass) RETURNS bigint LANGUAGE plpgsql AS 'BEGIN RAISE ''trap''; END';
+              CREATE TABLE trap.outbox_log_1 (); CREATE TABLE trap.ring_pieces ();""")
+    fill(db, 1)
+    session = db.connect(user=admin)
+    run(session, "SET search_path = trap, pg_catalog, retrysafe")
+    for _ in range(8):
+        run(session, "SELECT retrysafe.outbox_cleanup()")
+    assert copies(db, "e1") == 0
+    assert run(session, "SELECT current_user") == [(admin,)]
+
+
+# --- what is done to a piece ---
+
+
+@pytest.mark.parametrize("parent", ["outbox_log", "idem_records", "outbox_windows", "outbox_batches"])
+def test_a_column_more(db, parent):
+    db.sql(f"ALTER TABLE {parent} ADD COLUMN note text, ADD COLUMN payload2 jsonb DEFAULT '{{}}'")
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    session = begin(db)
+    assert save(session, "k") == "new"
+    assert save(session, "k") == "replay"
+    for _ in range(4):
+        fill(db, 3)
+        fetch_all(db, "d")
+        settle(db, "log")
+    fill(db, 3, "last")
+    assert fetch_all(db, "d") == ["last1", "last2", "last3"]
+
+
+def test_moving_an_index_waits_for_writers(db, tmp_path):
+    writer = begin(db)
+    for n in range(3):
+        emit(writer, f"a{n}")
+        writer.commit()  # knows the indexes now
+    emit(writer, "b")
+    admin = db.connect()
+    run(admin, "SET lock_timeout = '100ms'")
+    for index in ("outbox_log_pkey_1", "outbox_log_event_key_1", "outbox_log_txid_1"):
+        assert sqlstate_of(run, admin, f"ALTER INDEX {index} SET TABLESPACE pg_default") == "55P03", index
+    writer.commit()
+
+
+def test_indexes_of_an_administrator(db):
+    db.sql("CREATE FUNCTION first_letter(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT left($1, 1)'")
+    writer = begin(db)
+    emit(writer, "before")
+    writer.commit()
+    for piece in 1, 2, 3:
+        db.sql(f"CREATE INDEX ON outbox_log_{piece} (first_letter(event_key)) WHERE event_type = 't'")
+        db.sql(f"CREATE INDEX ON outbox_log_{piece} USING gin (payload)")
+        db.sql(f"CREATE INDEX ON outbox_log_{piece} USING brin (created_at)")
+        db.sql(f"CREATE INDEX ON outbox_log_{piece} USING hash (event_key)")
+        connection = db.connect()
+        run(connection, f"CREATE INDEX CONCURRENTLY ON outbox_log_{piece} (created_at DESC) WHERE payload IS NOT NULL")
+    for n in range(3):
+        for key in "xyz":
+            emit(writer, f"{key}{n}", f'{{"n": {n}}}')
+        run(writer, "SELECT outbox_emit(NULL, %s, 'other', '{}')", f"other{n}")
+        writer.commit()
+        rotate(db, "log")
+        settle(db, "log")
+    emit(writer, "x9", '{"n": 9}')
+    writer.commit()
+    session = db.connect()
+    run(session, "SET enable_seqscan = off")
+    by_index = run(session, "SELECT event_key FROM outbox_log WHERE first_letter(event_key) = 'x' AND event_type = 't'")
+    by_gin = run(session, "SELECT event_key FROM outbox_log WHERE payload @> '{\"n\": 9}'")
+    assert ("x9",) in by_index and by_gin == [("x9",)]
+    run(session, "RESET enable_seqscan; SET enable_indexscan = off; SET enable_bitmapscan = off")
+    assert sorted(run(session, "SELECT event_key FROM outbox_log WHERE left(event_key, 1) = 'x'")) == sorted(by_index)
+    for index in run(session, "SELECT indexrelid::regclass FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid "
+                              "JOIN pg_am a ON a.oid = c.relam WHERE indrelid::regclass::text LIKE %s AND amname = 'btree'",
+                     "outbox_log%"):
+        run(session, "CREATE EXTENSION IF NOT EXISTS amcheck SCHEMA public")
+        run(session, "SELECT public.bt_index_check(%s::regclass, true)", index[0])
+
+
+@pytest.mark.parametrize("deed", ["VACUUM FULL outbox_log_1", "VACUUM (TRUNCATE) outbox_log_1", "TRUNCATE outbox_log_2", "ANALYZE outbox_log_1",
+                                  "CLUSTER outbox_log_1 USING outbox_log_pkey_1", "REINDEX TABLE outbox_log_1",
+                                  "REINDEX TABLE CONCURRENTLY outbox_log_1", "TRUNCATE outbox_log",
+                                  "ALTER TABLE outbox_log_1 SET (fillfactor = 90)", "ALTER TABLE outbox_log_1 CLUSTER ON outbox_log_txid_1",
+                                  "CREATE TABLE public.child () INHERITS (outbox_log)",
+                                  "CREATE STATISTICS public.s ON event_type, ordering_key FROM outbox_log_1"])
+def test_deeds_of_an_owner_on_a_piece(db, deed):
+    writer = begin(db)
+    emit(writer, "a")
+    writer.commit()
+    db.sql("SELECT outbox_create_destination('d', 'pull', start_at => 'earliest')")
+    connection = db.connect()
+    run(connection, deed)
+    emit(writer, "b")
+    emit(writer, "c")
+    writer.commit()
+    got = fetch_all(db, "d")
+    assert got == (["b", "c"] if deed == "TRUNCATE outbox_log" else ["a", "b", "c"])
+    for n in range(4):
+        fill(db, 1, f"n{n}-")
+        settle(db, "log")
+        assert fetch_all(db, "d") == [f"n{n}-1"]
+    for piece in 1, 2, 3:
+        connection = db.connect()
+        run(connection, "SET enable_seqscan = off")
+        by_index = run(connection, f"SELECT count(*) FROM outbox_log_{piece} WHERE id > 0")
+        run(connection, "SET enable_seqscan = on; SET enable_indexscan = off; SET enable_bitmapscan = off; SET enable_indexonlyscan = off")
+        assert run(connection, f"SELECT count(*) FROM outbox_log_{piece} WHERE id > 0") == by_index
+
+
+def test_a_publication_of_the_log_passes_what_is_inserted(server, db):
+    """Logical decoding sees rows that were inserted without the executor, and those that were taken back as nothing."""
+    if db.value("SHOW wal_level") != "logical":
+        pytest.skip("needs wal_level = logical")
+    db.sql(f"SELECT pg_create_logical_replication_slot('s_{db.name}', 'test_decoding')")
+    try:
+        db.sql("CREATE PUBLICATION p FOR TABLE outbox_log")
+        session = begin(db)
+        save(session, "k")
+        emit(session, "a")
+        session.commit()
+        rotate(db, "log")
+        fill(db, 1, "b")
+        changes = [data for data, in db.sql(f"SELECT data FROM pg_logical_slot_get_changes('s_{db.name}', NULL, NULL)")]
+        inserted = [c for c in changes if "INSERT" in c and "outbox_log_" in c]
+        assert len(inserted) == 2 and "'a'" in inserted[0] and "'b1'" in inserted[1]
+    finally:
+        db.sql(f"SELECT pg_drop_replication_slot('s_{db.name}')")
+
+
+def test_the_extension_goes_while_a_ring_turns(db):
+    """Whoever turns, inserts or reads then fails, or works in the new one; nobody crashes."""
+    fill(db, 1)
+    stop = threading.Event()
+    states_seen = set()
+
+    def busy(statement):
+        connection = db.connect()
+        while not stop.is_set():
+            try:
+                run(connection, statement)
+                states_seen.add("done")
+            except psycopg2.Error as error:
+                states_seen.add(error.pgcode)
+
+    threads = [threading.Thread(target=busy, args=(statement,)) for statement in (
+        "SELECT retrysafe.outbox_cleanup()", "SELECT retrysafe.idem_cleanup()",
+        "SELECT retrysafe.outbox_emit(NULL, gen_random_uuid()::text, 't', '{}')", "SELECT * FROM retrysafe.ring_status",
+        "SELECT retrysafe.idem_run(gen_random_uuid()::text, '{}', 'public.handler(jsonb)')")]
+    db.sql("CREATE FUNCTION public.handler(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1'")
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(4):
+            done = sqlstate_of(db.sql, "DROP EXTENSION retrysafe")
+            assert done in (None, "40P01")
+            if not done:
+                db.sql("CREATE EXTENSION retrysafe SCHEMA retrysafe")
+            fill(db, 1)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    # 42883 and 42P01: it was not there; XX000: it went away under a statement that had begun.
+    assert states_seen <= {"done", "RS301", "42883", "42P01", "40P01", "XX000", "42704", "3F000"}, states_seen
+    fill(db, 1, "after")
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    fill(db, 1, "last")
+    assert fetch_all(db, "d") == ["last1"]
