@@ -176,14 +176,17 @@ class Pending:
 
 
 def eventually(condition, timeout=20, message="the condition did not come true"):
-    """Polls `condition` until it is true: for what other processes do in their own time."""
+    """Polls `condition` until it is true: for what other processes do in their own time. Often at first, then less so: a
+    look may well cost more than what it waits for."""
     deadline = time.monotonic() + timeout
+    pause = 0.01
     while True:
         value = condition()
         if value:
             return value
         assert time.monotonic() < deadline, message
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(pause * 1.3, 0.1)
 
 
 def in_spite_of_crashes(action):

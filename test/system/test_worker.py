@@ -12,7 +12,7 @@ import psycopg2
 import pytest
 
 import closing
-from conftest import cluster, eventually, in_spite_of_crashes, kill, make_database, run
+from conftest import cluster, database_on, eventually, in_spite_of_crashes, kill, make_database, run
 from null_destination import DELIVERED, RETRY, UNREACHABLE, NullDestination, emit, worker_pids
 from receiver import Answer, Hang, Receiver
 
@@ -39,6 +39,35 @@ def scalar(server, query, *parameters, database="postgres"):
         return run(connection, query, *parameters)[0][0]
     finally:
         connection.close()
+
+
+# --- nothing happens: not until something else has, which began later --------------------------------------------
+
+def let_look(db, destination="d"):
+    """Until the worker has looked at what was committed before the call, and done what it does about it: a look is over
+    when the next one begins. Commands on destinations call a worker, also one that publishes nothing."""
+    for _ in range(2):
+        before = db.value("SELECT clock_timestamp()")
+        db.sql("SELECT outbox_resume(%s)", destination)
+        eventually(lambda: db.value("""SELECT bool_and(query_start > %s) FROM pg_stat_activity
+                                        WHERE backend_type = 'retrysafe worker' AND datname = current_database()""", before))
+
+
+def is_idle(db):
+    """It has not looked for longer than it takes to look once more after something was announced."""
+    return db.value("""SELECT bool_and(clock_timestamp() - query_start > interval '1.5 s') FROM pg_stat_activity
+                        WHERE backend_type = 'retrysafe worker' AND datname = current_database()""")
+
+
+@contextlib.contextmanager
+def time_to_come_back(server):
+    """At the end of the block a worker that is terminated then has come back in another database: one in ours, that
+    failed or was asked to leave before, would be there again too."""
+    with database_on(server) as other:
+        before = eventually(lambda: worker_pids(other))
+        yield
+        other.sql("SELECT pg_terminate_backend(%s)", before[0])
+        eventually(lambda: worker_pids(other) not in ([], before))
 
 
 # --- publishing ------------------------------------------------------------------------------------------------
@@ -175,7 +204,7 @@ def test_publish_off_stops_and_on_starts(own_db):
         eventually(lambda: own_db.value("SELECT state FROM outbox_workers WHERE database = current_database()")
                    == "suspended")
         emit(own_db, "e1")
-        time.sleep(0.5)
+        let_look(own_db)
         assert d.delivered() == []
     finally:
         own_db.server.set("retrysafe.publish", None)
@@ -276,7 +305,7 @@ def test_commit_prepared_is_found_by_polling(own_db):
     run(session, "PREPARE TRANSACTION 'p1'")
     emit(own_db, "later")
     eventually(lambda: d.delivered() == ["later"])
-    time.sleep(2.5)  # whatever the commit of `later` rang for has been looked at
+    eventually(lambda: is_idle(own_db))  # whatever the commit of `later` rang for has been looked at
     own_db.sql("COMMIT PREPARED 'p1'")
     eventually(lambda: d.delivered() == ["later", "prepared"], timeout=10)
 
@@ -539,17 +568,17 @@ def test_case_19_drop_extension_with_a_busy_worker(own_db, kind):
         eventually(got)
         assert db.value("SELECT backlog FROM outbox_status") > 9000
         with counted_starts(db.server) as starts:
-            log_before = len(db.server.log())
-            began = time.monotonic()
-            run(session, "DROP EXTENSION retrysafe CASCADE")
-            assert time.monotonic() - began < 10
-            eventually(lambda: worker_pids(db) == [])
-            before = got()
-            time.sleep(2)
+            with time_to_come_back(db.server):
+                started, log_before = starts(), len(db.server.log())
+                began = time.monotonic()
+                run(session, "DROP EXTENSION retrysafe CASCADE")
+                assert time.monotonic() - began < 10
+                eventually(lambda: worker_pids(db) == [])
+                before = got()
             assert got() == before
             messages = said(db.server.log()[log_before:])
             assert len(messages) < 5 and len(messages) == len(set(messages)), messages
-            assert starts() == 0
+            assert starts() == started + 1  # in the other database
 
         run(session, "CREATE EXTENSION retrysafe SCHEMA retrysafe")
         assert db.value("SELECT count(*) FROM outbox_events") == 0
@@ -733,7 +762,7 @@ def test_case_20_a_clone_publishes_nothing_without_consent(own):
     d.tell("ok")
     emit(clone, "in-the-clone")
     eventually(lambda: set(d.delivered()) >= copied)
-    time.sleep(1)  # the clone polls five times meanwhile
+    let_look(clone)
     assert sorted(d.delivered()) == sorted(copied)
     assert {a.pid for a in d.attempts()}.isdisjoint(str(pid) for pid in worker_pids(clone))
 
@@ -766,12 +795,11 @@ def test_no_free_slot_backs_off_and_shows():
             second.sql("SELECT outbox_run_worker()")
         assert caught.value.pgcode == "RS303"
         assert second.value("SELECT count(*) FROM outbox_workers WHERE state = 'starting'") == 0
-        time.sleep(3)
-        assert server.log().count("no background worker slot is free for") == 1
         admin = server.connect()
         run(admin, f"DROP DATABASE {first.name}")
         admin.close()
         eventually(lambda: worker_pids(second), timeout=40)
+        assert server.log().count("no background worker slot is free for") == 1
         assert second.value("SELECT state FROM outbox_workers WHERE process = 'launcher'") == "running"
 
 
@@ -813,9 +841,9 @@ def test_another_version_is_said_once_and_left_alone(own_db):
     eventually(lambda: worker_pids(own_db))
     before = own_db.server.log().count("is not of version")
     own_db.sql("UPDATE pg_extension SET extversion = '0.0.1' WHERE extname = 'retrysafe'")
-    emit(own_db, "e1")
-    eventually(lambda: worker_pids(own_db) == [])
-    time.sleep(2.5)
+    with time_to_come_back(own_db.server):
+        emit(own_db, "e1")
+        eventually(lambda: worker_pids(own_db) == [])
     assert d.delivered() == []
     assert own_db.server.log().count("is not of version") == before + 1
     own_db.sql("UPDATE pg_extension SET extversion = %s WHERE extname = 'retrysafe'", version())
