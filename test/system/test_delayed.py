@@ -6,7 +6,7 @@ import time
 import psycopg2
 import pytest
 
-from conftest import Pending, cluster, eventually, run
+from conftest import Pending, cluster, eventually, load_factor, run
 
 FETCH = "SELECT count(*) FROM outbox_fetch('{}')"
 
@@ -147,7 +147,7 @@ def test_two_movers_keep_the_order_of_a_key(db, movers):
 def test_everything_at_once(db, movers):
     """Emits at once and delayed, cancellations, roll-backs and moves of the same event keys, at every isolation
     level: each key that somebody committed is in the log once, at the position that callers were told."""
-    deadline = time.monotonic() + 6
+    deadline = time.monotonic() + 6 * load_factor()
     start = time.monotonic()
     told, errors, failures = [], set(), []
 

@@ -10,7 +10,7 @@ import tempfile
 import psycopg2
 import pytest
 
-from conftest import Database, Pending, Server, eventually, run
+from conftest import Database, Pending, Server, eventually, folder_of_servers, run
 from receiver import Receiver
 
 
@@ -282,7 +282,7 @@ def test_a_setting_stops_publishing(server, db):
 
 @pytest.fixture
 def folder():
-    path = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir="/tmp"))
+    path = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir=folder_of_servers()))
     os.chmod(path, 0o777)
     yield path
     shutil.rmtree(path)

@@ -351,6 +351,7 @@ def test_who_lost_the_shard_records_nothing(db, clerk):
     assert db.value("SELECT delivered FROM outbox_status") == 2
 
 
+@pytest.mark.alone
 def test_lets_go_of_the_database(db, clerk):
     """A call that lasts does not hold up a command that needs the database for itself."""
     pid = hold_up(db, clerk)

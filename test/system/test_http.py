@@ -226,6 +226,7 @@ def run_with_refusals(db, receiver, name):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_one_refused_key_and_one_failing_key_hold_up_no_other(db, receiver):
     """Case 17, 1,000 keys of 20 events, with T refused for 6 s instead of 60, which is longer than the others take. They
     finish as fast as in a clean run, +20 %. The two kinds of run take turns, at least three, and the best of each
@@ -312,6 +313,7 @@ def with_names():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("outage", OUTAGES)
 def test_case_23_an_outage_of_one_destination(with_names, outage):
     server, names = with_names

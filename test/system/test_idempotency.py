@@ -10,7 +10,7 @@ import time
 import psycopg2
 import pytest
 
-from conftest import Database, Pending, Server, cluster, eventually, make_database, run
+from conftest import Database, Pending, Server, cluster, eventually, load_factor, make_database, run
 from payments import (announce_orders, assert_orders_in_balance, begin, complete, error_of, in_threads, insert_order,
                       make_orders, orders, pay, pay_in_new_session)
 
@@ -60,6 +60,7 @@ def test_case_02_other_digest_in_flight(shop, owner_commits):
     b.close()
 
 
+@pytest.mark.alone
 def test_case_03_five_waiters_behind_a_rollback(shop):
     owner = shop.connect(autocommit=False)
     begin(owner, "k")
@@ -83,7 +84,7 @@ def test_case_03_five_waiters_behind_a_rollback(shop):
 
 def test_case_04_expiry_and_clean_up_under_load(shop):
     shop.sql("CREATE TABLE public.work (id bigint, key text, begun timestamptz, completing timestamptz)")
-    deadline = time.monotonic() + 8
+    deadline = time.monotonic() + 8 * load_factor()
 
     def use(number):
         connection = shop.connect(autocommit=False)
@@ -122,6 +123,7 @@ def test_case_04_expiry_and_clean_up_under_load(shop):
     assert too_early == []
 
 
+@pytest.mark.alone
 def test_case_05_lock_timeout_and_try(shop):
     owner = shop.connect(autocommit=False)
     begin(owner, "k")
@@ -138,6 +140,7 @@ def test_case_05_lock_timeout_and_try(shop):
     assert begin(other, "k", function="idem_try_begin")[0] == "replay"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("how", ["terminated", "vanished"])
 def test_case_06_the_owner_dies(shop, how):
     owner = shop.connect(autocommit=False)
@@ -550,8 +553,8 @@ def test_long_session_does_not_grow(shop):
 
     rounds(200)
     before = run(connection, measure)[0][0]
-    rounds(20_000)
-    assert run(connection, measure)[0][0] - before < 1024 * 1024
+    rounds(5000)
+    assert run(connection, measure)[0][0] - before < 256 * 1024
 
 
 def test_many_exception_blocks_in_one_transaction(shop):
@@ -561,16 +564,16 @@ def test_many_exception_blocks_in_one_transaction(shop):
     run(connection, """
       DO $$ BEGIN
         PERFORM idem_begin('k', 'a');
-        FOR i IN 1..20000 LOOP
+        FOR i IN 1..5000 LOOP
           BEGIN
             PERFORM idem_complete('k', to_jsonb(i));
-            IF i < 20000 THEN RAISE division_by_zero; END IF;
+            IF i < 5000 THEN RAISE division_by_zero; END IF;
           EXCEPTION WHEN division_by_zero THEN
           END;
         END LOOP;
       END $$""")
     connection.commit()
-    assert begin(connection, "k")[1] == 20000
+    assert begin(connection, "k")[1] == 5000
 
 
 def random_requests(db, seed, keys, deadline):
@@ -618,8 +621,8 @@ def random_requests(db, seed, keys, deadline):
 
 def test_random_histories(shop):
     """However requests are rolled back and interleaved: a key has one order, and every answer names it."""
-    deadline = time.monotonic() + 8
-    keys = [f"k{i}" for i in range(400)]
+    deadline = time.monotonic() + 8 * load_factor()
+    keys = [f"k{i}" for i in range(int(400 * load_factor()))]
     results = in_threads([lambda n=n: random_requests(shop, n, keys, deadline) for n in range(8)])
     committed = dict(shop.sql("SELECT key, id FROM public.orders"))
     assert orders(shop) == len(committed), "a key has two orders"

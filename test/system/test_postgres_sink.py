@@ -714,6 +714,7 @@ def with_names():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", [Refuses, Hangs, Resets, LacksTheTable, DoesNotResolve, ResolverHangs])
 def test_case_23_an_outage_of_one_destination(with_names, kind):
     server, names = with_names

@@ -16,7 +16,7 @@ import time
 import psycopg2
 import pytest
 
-from conftest import run
+from conftest import load_factor, run
 
 HOT_KEYS = 6
 
@@ -313,7 +313,7 @@ class Simulation:
 @pytest.mark.parametrize("seed", [1])
 def test_every_committed_event_arrives_once_and_in_order(db, seed):
     simulation = Simulation(db, seed)
-    simulation.run(15)
+    simulation.run(15 * load_factor())
     simulation.check()
     print(dict(simulation.counts))
     for what in ("committed", "aborted", "prepared", "rolled back to a savepoint", "lost connections", "given back"):

@@ -8,7 +8,6 @@ delivered and nothing else, in order within an ordering key, and no event key ha
 import collections
 import itertools
 import json
-import os
 import random
 import threading
 import time
@@ -18,10 +17,10 @@ import psycopg2
 import pytest
 
 import null_destination
-from conftest import cluster, eventually, run
+from conftest import cluster, eventually, load_factor, run
 from rings import ring
 
-SECONDS = float(os.environ.get("RINGS_SECONDS", 20))
+SECONDS = 20 * load_factor()
 WRITERS = 12
 HOT = 5
 LIFETIME = 2  # seconds, of a key in the ring

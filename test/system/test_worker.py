@@ -121,6 +121,7 @@ def test_positions_without_events_leave_a_destination_idle(db):
     eventually(lambda: (d.status()["state"], d.status()["backlog"]) == ("idle", 0), timeout=60)
 
 
+@pytest.mark.alone
 def test_a_commit_wakes_the_worker(server):
     """The poll interval is an hour: what arrives was announced."""
     with cluster("retrysafe.poll_interval = 1h") as quiet:
@@ -131,6 +132,7 @@ def test_a_commit_wakes_the_worker(server):
             eventually(lambda: len(d.delivered()) == i + 1, timeout=5)
 
 
+@pytest.mark.alone
 def test_delayed_events_come_when_due(db):
     d = NullDestination(db)
     db.sql("SELECT outbox_emit(NULL, 'late', 't', '1', deliver_after => clock_timestamp() + interval '1.5 s')")
@@ -255,6 +257,7 @@ def tables_of_the_extension(db):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_case_24_no_transaction_while_sending(own_db):
     """An endpoint that answers after 30 s: no transaction, snapshot or lock of the worker older than 1 s; commands on our
     tables wait under 2 s; a fast stop ends in 10 s, and the event comes again with its id."""
@@ -354,6 +357,7 @@ def test_statistics_reach_autovacuum(db):
 
 # --- sharing ---------------------------------------------------------------------------------------------------
 
+@pytest.mark.alone
 def test_several_workers_share_the_shards():
     """A7: no event is sent by two, and all work. When one dies the others take over at once."""
     with cluster("retrysafe.workers_per_database = 3") as server:
@@ -448,6 +452,7 @@ def can_connect(server):
 # --- databases -------------------------------------------------------------------------------------------------
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("state", ["idle", "publishing", "backing off"])
 def test_case_18_drop_database(own, state):
     """CREATE DATABASE and DROP DATABASE, twenty times, with the worker idle, in a request that hangs, and in
@@ -473,6 +478,7 @@ def test_case_18_drop_database(own, state):
     assert "does not exist" not in log and "canceling statement" not in log
 
 
+@pytest.mark.alone
 def test_rename_and_template_work_beside_a_worker(own_db):
     d = NullDestination(own_db)
     emit(own_db, "e1")
@@ -557,6 +563,7 @@ def said(log):
     return [line[2] for line in lines if line]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["slow", "request that hangs", "function"])
 def test_case_19_drop_extension_with_a_busy_worker(own_db, kind):
     """DROP EXTENSION CASCADE with 10,000 events pending: within 10 s, with no error said again and again and no worker
@@ -677,6 +684,7 @@ def counters(db):
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_case_20_many_databases():
     """Thirty databases, one a template, one closed to connections: each open one is looked at once, the other two
     never. With the extension in all of them each has a worker, and when they are dropped every slot is free again."""
