@@ -22,7 +22,7 @@ ALLOWED = {  # folder of the file -> folders and files that it may include, besi
 }
 CLIENT_HEADERS = {  # header -> the only folder, or folders, for it
     r"curl/": "sinks/http/",
-    r"openssl/": ("sinks/http/", "sinks/rabbitmq/"),
+    r"openssl/": ("pg/digest.cpp", "sinks/http/", "sinks/rabbitmq/", "sinks/redis/"),
     r"libpq-fe\.h": ("sinks/postgres/", "relay/"),
     r"librdkafka/": "sinks/kafka/",
     r"nats/": "sinks/nats/",

@@ -439,3 +439,31 @@ def test_killed_and_started_again(broker):
         broker.start()
         assert {o.status for o in sink.send(*(event(i) for i in range(100, 200)))} == {DELIVERED}
     assert set(ids(broker.drain())) == {id_of(i) for i in range(200)}
+
+
+# -- TLS --
+
+def test_tls(broker):
+    options = {"host": "localhost", "port": broker.tls_port, "tls": True, "ca_file": broker.certificate}
+    with open_sink(broker, **options) as sink:
+        events = [event(i, payload='"' + "x" * 10_000 + '"') for i in range(500)]
+        assert {o.status for o in sink.send(*events)} == {DELIVERED}
+    assert ids(broker.drain()) == [id_of(i) for i in range(500)]
+
+
+@pytest.mark.parametrize("change, reason", [
+    ({"ca_file": None}, "self-signed certificate"), ({"host": "127.0.0.1"}, "IP address mismatch"), ({"plain": True}, "TLS: "),
+])
+def test_a_far_side_that_tls_does_not_accept(broker, change, reason):
+    options = {"host": "localhost", "port": broker.tls_port, "tls": True, "ca_file": broker.certificate} | change
+    if options.pop("plain", False):
+        options["port"] = broker.port
+    with open_sink(broker, **{name: value for name, value in options.items() if value}) as sink:
+        outcome, = sink.send(event(1))
+    assert (outcome.status, reason in outcome.reason) == (UNREACHABLE, True), outcome.reason
+
+
+def test_plain_talk_to_a_port_for_tls(broker):
+    with open_sink(broker, port=broker.tls_port) as sink:
+        outcome, = sink.send(event(1))
+    assert outcome.status == UNREACHABLE and outcome.reason

@@ -229,7 +229,7 @@ def test_every_option_is_in_the_manual_as_it_is(catalog):
         for option, kind_of_value, default, span, *_ in table(section(part, "Options")) if expected else []:
             value = milliseconds if kind_of_value == "duration" else int
             if kind_of_value in ("integer", "duration"):
-                span, default = [value(end) for end in span.split(" to ")], default and default if default == "required" else value(default)
+                span, default = [value(end) for end in span.split(" to ")], default if default in ("", "required") else value(default)
             elif kind_of_value == "enum":
                 span = span.split(", ")
             written[option] = (kind_of_value, None if default == "" else default, span or None)

@@ -76,7 +76,8 @@ constexpr OptionDescription options[] = {
      .max = 10 * kMinute},
     {.name = "heartbeat",
      .type = kDuration,
-     .description = "A connection that is silent for twice as long is given up; whole seconds, 0s for never.",
+     .description = "A connection that is silent for twice as long is given up; whole seconds, 0s leaves it "
+                    "to the broker.",
      .default_value = "30000",
      .min = 0,
      .max = kHour},

@@ -326,7 +326,7 @@ void Session::tune(const Method &method) {
   frame_max_ = std::max(kSmallestFrameMax, std::min(kWantedFrameMax, offered));
   reader_.set_frame_max(frame_max_);
   // The smaller one counts, and 0 means: none wanted.
-  const auto wanted = std::chrono::duration_cast<seconds>(target_.heartbeat);
+  const auto wanted = std::chrono::ceil<seconds>(target_.heartbeat);
   seconds agreed(offer.heartbeat);
   if (agreed.count() == 0 || (wanted.count() > 0 && wanted < agreed)) agreed = wanted;
   heartbeat_ = agreed;

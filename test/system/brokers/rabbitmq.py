@@ -48,8 +48,14 @@ class RabbitMQ(Broker):
         self.port, self.tls_port, self._distribution_port, self._epmd_port = free_ports(4)
         self._process, self._messages = None, []
         (self.directory / "plugins").write_text("[].\n")
+        self.certificate = self.directory / "certificate"  # of "localhost", by itself
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
+                        "-keyout", self.directory / "key", "-out", self.certificate, "-days", "2", "-subj", "/CN=localhost",
+                        "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
         (self.directory / "rabbitmq.conf").write_text("\n".join([
             f"listeners.tcp.1 = 127.0.0.1:{self.port}", f"default_user = {self.user}", f"default_pass = {self.password}",
+            f"listeners.ssl.1 = 127.0.0.1:{self.tls_port}", f"ssl_options.cacertfile = {self.certificate}",
+            f"ssl_options.certfile = {self.certificate}", f"ssl_options.keyfile = {self.directory}/key",
             "loopback_users = none", f"max_message_size = {MAX_MESSAGE_BYTES}", "disk_free_limit.absolute = 1MB",
             *configuration, ""]))
         self.directory.chmod(0o755)

@@ -1,0 +1,128 @@
+#include "sinks/rabbitmq/frames.hpp"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+namespace retrysafe::rabbitmq {
+namespace {
+
+using namespace std::string_literals;
+
+struct Copy {
+  int type;
+  int channel;
+  std::string payload;
+  bool operator==(const Copy &) const = default;
+};
+
+// All frames of a stream that arrives in pieces of that size.
+std::vector<Copy> read(FrameReader &reader, std::string_view stream, size_t piece) {
+  std::vector<Copy> frames;
+  while (!stream.empty()) {
+    const std::string_view part = stream.substr(0, piece);
+    const auto room = reader.room();
+    const size_t count = std::min(part.size(), room.size());
+    std::copy_n(part.begin(), count, room.begin());
+    reader.received(count);
+    stream.remove_prefix(count);
+    while (const auto frame = reader.next())
+      frames.push_back({frame->type, frame->channel, std::string(frame->payload)});
+  }
+  return frames;
+}
+
+TEST(FramesTest, FramesAreFoundInPiecesOfAnySize) {
+  std::string stream;
+  append_heartbeat(&stream);
+  amqp_basic_ack_t ack{.delivery_tag = 7, .multiple = 1};
+  append_method(1, AMQP_BASIC_ACK_METHOD, &ack, &stream);
+  append_heartbeat(&stream);
+  for (const size_t piece : {size_t{1}, size_t{7}, size_t{8}, size_t{9}, stream.size()}) {
+    FrameReader reader;
+    const auto frames = read(reader, stream, piece);
+    ASSERT_EQ(frames.size(), 3u);
+    EXPECT_EQ(frames[0], (Copy{AMQP_FRAME_HEARTBEAT, 0, ""}));
+    EXPECT_EQ(frames[1].channel, 1);
+    Decoder decoder;
+    const Method method = decoder.method(frames[1].payload);
+    ASSERT_EQ(method.id, AMQP_BASIC_ACK_METHOD);
+    EXPECT_EQ(method.as<amqp_basic_ack_t>().delivery_tag, 7u);
+    EXPECT_TRUE(method.as<amqp_basic_ack_t>().multiple);
+  }
+}
+
+TEST(FramesTest, WhatIsNoFrameIsRefused) {
+  for (const std::string &stream :
+       {"AMQP\0\0\x09\x01"s, "HTTP/1.1 400"s, "\x09\0\0\0\0\0\0\xce"s, "\x01\0\0\xff\xff\xff\xff"s,
+        "\x01\0\0\0\0\x0f\xf9"s, "\x01\0\0\0\0\0\x01xy"s}) {
+    FrameReader reader;
+    EXPECT_THROW(read(reader, stream, 3), ProtocolError) << stream;
+  }
+}
+
+TEST(FramesTest, AFrameOfTheAgreedSizeIsTaken) {
+  const std::string payload(10'000 - kFrameOverhead, 'x');
+  const std::string stream = "\x03\0\x01\0\0\x27\x08"s + payload + '\xce';
+  FrameReader small;
+  EXPECT_THROW(read(small, stream, 100), ProtocolError);
+  FrameReader reader;
+  reader.set_frame_max(10'000);
+  EXPECT_EQ(read(reader, stream, 100), std::vector<Copy>({{AMQP_FRAME_BODY, 1, payload}}));
+  reader.clear();
+  EXPECT_THROW(read(reader, stream, 100), ProtocolError) << "a new connection begins with little";
+}
+
+TEST(FramesTest, WhatCannotBeDecodedIsRefused) {
+  Decoder decoder;
+  for (const std::string &payload : {""s, "\0\x3c\0"s, "\0\x3c\0\x50"s, "\0\x3c\0\x50\0\0\0\0"s,
+                                     "\xff\xff\xff\xff"s, "\0\x0a\0\x0a\0\x09\xff\xff\xff\xff"s})
+    EXPECT_THROW(decoder.method(payload), ProtocolError);
+  for (const std::string &payload : {""s, "\0\x3c\0\0\0\0\0\0\0\0\0"s, "\0\x3d\0\0\0\0\0\0\0\0\0\0\0\0"s,
+                                     "\0\x3c\0\0\0\0\0\0\0\0\0\0\x80\0\x09x"s})
+    EXPECT_THROW(decoder.header(payload), ProtocolError);
+}
+
+TEST(FramesTest, ABodyIsCutIntoFrames) {
+  constexpr size_t frame_max = 5000;
+  constexpr size_t room = frame_max - kFrameOverhead;
+  for (const size_t size : {size_t{0}, size_t{1}, room - 1, room, room + 1, 2 * room, 2 * room + 1}) {
+    amqp_basic_properties_t properties{};
+    properties._flags = AMQP_BASIC_MESSAGE_ID_FLAG;
+    properties.message_id = bytes("an id");
+    std::string stream;
+    ASSERT_TRUE(append_content(1, &properties, std::string(size, 'x'), frame_max, &stream));
+    FrameReader reader;
+    reader.set_frame_max(frame_max);
+    const auto frames = read(reader, stream, 1000);
+    ASSERT_EQ(frames.size(), 1 + (size + room - 1) / room);
+    Decoder decoder;
+    const ContentHeader header = decoder.header(frames[0].payload);
+    EXPECT_EQ(header.body_size, size);
+    EXPECT_EQ(view(header.properties->message_id), "an id");
+    std::string body;
+    for (size_t i = 1; i < frames.size(); ++i) body += frames[i].payload;
+    EXPECT_EQ(body, std::string(size, 'x'));
+  }
+}
+
+TEST(FramesTest, PropertiesThatAreLargerThanAFrameAreLeftOut) {
+  for (const auto &[size, fits] : {std::pair{3000, true}, {8000, true}, {9990, false}, {100'000, false}}) {
+    const std::string value(static_cast<size_t>(size), 'v');
+    amqp_table_entry_t entry{};
+    entry.key = bytes("name");
+    entry.value.kind = AMQP_FIELD_KIND_UTF8;
+    entry.value.value.bytes = bytes(value);
+    amqp_basic_properties_t properties{};
+    properties._flags = AMQP_BASIC_HEADERS_FLAG;
+    properties.headers = {1, &entry};
+    std::string stream = "before";
+    EXPECT_EQ(append_content(1, &properties, "body", 10'000, &stream), fits) << size;
+    EXPECT_EQ(stream == "before", !fits);
+  }
+}
+
+}  // namespace
+}  // namespace retrysafe::rabbitmq
