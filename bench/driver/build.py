@@ -3,6 +3,7 @@ own folder holds builds for tests."""
 import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
@@ -34,4 +35,13 @@ def node_driver():
 
 def _bash(folder, script):
     environment = {name: value for name, value in os.environ.items() if name != "RETRYSAFE_BUILT"}  # that is the other build
-    subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=folder, env=environment, check=True)
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    # A session of its own, so that all that it has started can be ended with it.
+    with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True) as process:
+        try:
+            if process.wait():
+                raise subprocess.CalledProcessError(process.returncode, command)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            raise

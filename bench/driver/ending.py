@@ -4,6 +4,7 @@ import contextlib
 import signal
 import socket
 import threading
+import time
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 connections = set()             # of psycopg2, which wait for the server, perhaps
@@ -69,8 +70,10 @@ def _raise(number):
 
 
 def _cancel_statements(reading):
-    while number := reading.recv(1):
-        if number[0] in _SIGNALS:
-            for connection in tuple(connections):
-                with contextlib.suppress(Exception):        # it has been closed meanwhile
-                    connection.cancel()
+    while reading.recv(1)[0] not in _SIGNALS:
+        pass
+    while True:                 # the next statement of a thread, too
+        for connection in tuple(connections):
+            with contextlib.suppress(Exception):            # it has been closed meanwhile
+                connection.cancel()
+        time.sleep(0.2)
