@@ -18,7 +18,7 @@ TEST(RedisReply, EveryTypeThatIsAskedFor) {
   EXPECT_EQ(reply.type, Reply::Type::kText);
   EXPECT_EQ(reply.text, "1-0");
   ASSERT_EQ(reader.next(&reply), Result::kReply);
-  EXPECT_EQ(reply.type, Reply::Type::kText);
+  EXPECT_EQ(reply.type, Reply::Type::kStatus);
   ASSERT_EQ(reader.next(&reply), Result::kReply);
   EXPECT_EQ(reply.type, Reply::Type::kError);
   EXPECT_EQ(reply.text, "OOM no");

@@ -119,6 +119,7 @@ void RedisSink::take_error(const Pending &pending, std::string_view error) {
     case Verdict::kTooLarge:
       outage_detector_.answered();
       settle(tag, RETRYSAFE_FAILED_FINAL, "too large for the server: " + reason);
+      if (ends_connection(error)) begin_again();
       break;
     case Verdict::kStream:
       // Where all events go to one stream, nothing passes until somebody puts it right.
@@ -140,7 +141,6 @@ void RedisSink::take_error(const Pending &pending, std::string_view error) {
       break;
     }
   }
-  if (ends_connection(error)) begin_again();
 }
 
 void RedisSink::take_wait(const Reply &reply) {

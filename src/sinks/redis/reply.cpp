@@ -19,7 +19,9 @@ Reply *own(const redisReadTask *task) {
 void *make_text(const redisReadTask *task, char *text, size_t size) {
   try {
     Reply *const reply = own(task);
-    reply->type = task->type == REDIS_REPLY_ERROR ? Reply::Type::kError : Reply::Type::kText;
+    reply->type = task->type == REDIS_REPLY_ERROR    ? Reply::Type::kError
+                  : task->type == REDIS_REPLY_STATUS ? Reply::Type::kStatus
+                                                     : Reply::Type::kText;
     reply->text.assign(text, size);
     return reply;
   } catch (const std::bad_alloc &) {

@@ -11,7 +11,7 @@
 namespace retrysafe::redis {
 
 struct Reply {
-  enum class Type { kText, kError, kInteger, kNil };
+  enum class Type { kText, kStatus, kError, kInteger, kNil };
   Type type = Type::kNil;
   std::string text;
   long long integer = 0;

@@ -155,13 +155,18 @@ void Session::greet() {
   else if (!target_.password.empty())
     say({"AUTH", target_.password});
   if (target_.database != 0) say({"SELECT", std::to_string(target_.database)});
+  // What is wrong with a user of whom nothing was asked shows better here than with the first event.
+  if (greetings_ == 0) say({"PING"});
   push();
 }
 
 void Session::take_greeting() {
   Reply reply;
   while (greetings_ > 0 && next_reply(&reply)) {
-    if (reply.type == Reply::Type::kError) return fail(reason_of(reply.text, target_.password));
+    // Not allowed to do what was only a question: the rest will show.
+    const bool harmless = reply.text.starts_with("NOPERM ");
+    if (reply.type == Reply::Type::kError && !harmless)
+      return fail(reason_of(reply.text, target_.password));
     --greetings_;
   }
   if (state_ != State::kGreeting || greetings_ > 0) return;

@@ -71,8 +71,7 @@ void Tls::feed(std::string_view bytes) {
 
 bool Tls::handshake() {
   ERR_clear_error();
-  const int result = SSL_do_handshake(ssl_.get());
-  return result == 1 || SSL_get_error(ssl_.get(), result) == SSL_ERROR_WANT_READ || fail();
+  return goes_on(SSL_do_handshake(ssl_.get()));
 }
 
 bool Tls::decrypt(std::string *out) {
@@ -80,7 +79,7 @@ bool Tls::decrypt(std::string *out) {
   ERR_clear_error();
   for (;;) {
     const int size = SSL_read(ssl_.get(), buffer, sizeof buffer);
-    if (size <= 0) return SSL_get_error(ssl_.get(), size) == SSL_ERROR_WANT_READ || fail();
+    if (size <= 0) return goes_on(size);
     out->append(buffer, static_cast<size_t>(size));
   }
 }
@@ -88,7 +87,7 @@ bool Tls::decrypt(std::string *out) {
 bool Tls::encrypt(std::string_view text) {
   size_t written = 0;
   ERR_clear_error();
-  return text.empty() || SSL_write_ex(ssl_.get(), text.data(), text.size(), &written) == 1 || fail();
+  return text.empty() || goes_on(SSL_write_ex(ssl_.get(), text.data(), text.size(), &written));
 }
 
 void Tls::take_output(std::string *out) {
@@ -100,9 +99,11 @@ void Tls::take_output(std::string *out) {
   (void)BIO_reset(bio);
 }
 
-bool Tls::fail() {
+bool Tls::goes_on(int result) {
+  const int status = SSL_get_error(ssl_.get(), result);
+  if (status == SSL_ERROR_NONE || status == SSL_ERROR_WANT_READ) return true;
   const long verdict = SSL_get_verify_result(ssl_.get());
-  if (SSL_get_shutdown(ssl_.get()) & SSL_RECEIVED_SHUTDOWN)
+  if (status == SSL_ERROR_ZERO_RETURN)
     error_ = "the server closed the connection";
   else if (verdict != X509_V_OK)
     error_ = std::string("TLS: the server's certificate is not trusted: ") +

@@ -42,7 +42,8 @@ class Tls {
   const std::string &error() const { return error_; }
 
  private:
-  bool fail();
+  // After a call that returned `result`; else error() tells.
+  bool goes_on(int result);
 
   std::unique_ptr<SSL, void (*)(SSL *)> ssl_;
   std::string error_;

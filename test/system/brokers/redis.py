@@ -1,5 +1,6 @@
 """redis-server, read back with redis-cli."""
 import json
+import os
 import pathlib
 import shutil
 import socket
@@ -18,23 +19,25 @@ class Redis(Broker):
     def __init__(self, *settings):
         self.settings = settings
         self.process = None
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-redis-"))
+        # In memory, where that can be: it is synced after each event, and what dies in a test are processes.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-redis-", dir=memory))
         self.port = free_port()
 
     def __exit__(self, *_):
         self.kill()
         shutil.rmtree(self.folder)
 
-    def start(self):
+    def start(self, until="PONG"):
         # setpriv: it ends with this process, whatever becomes of that.
         self.process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "redis-server", "--port", str(self.port), "--bind", "127.0.0.1",
              "--dir", str(self.folder), "--logfile", str(self.folder / "log"), "--save", "",
              # What was acknowledged is on disk.
              "--appendonly", "yes", "--appendfsync", "always", "--requirepass", PASSWORD,
-             "--proto-max-bulk-len", "1mb", *self.settings])
+             "--proto-max-bulk-len", "1mb", *map(str, self.settings)])
         deadline = time.monotonic() + 10
-        while self.cli("PING") != "PONG":
+        while not self.cli("PING").startswith(until):
             assert time.monotonic() < deadline and self.process.poll() is None, (self.folder / "log").read_text()
             time.sleep(0.02)
 
