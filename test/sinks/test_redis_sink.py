@@ -399,11 +399,11 @@ def test_a_server_that_speaks_first(sinks):
 def test_replicas_are_waited_for(sinks):
     with Redis("--repl-diskless-sync-delay", "0") as master, Redis("--replicaof", f"127.0.0.1 {master.port}", "--masterauth", PASSWORD) as replica:
         eventually(lambda: "master_link_status:up" in replica.cli("INFO", "replication"))
-        sink = sinks(master, replicas=1, timeout=300)
+        sink = sinks(master, replicas=1)
         assert set(statuses(sink.send(*map(event, range(1, 1001))))) == {DELIVERED}
         assert [e["id"] for e in replica.entries()] == [e["id"] for e in master.entries()]
         os.kill(replica.process.pid, signal.SIGSTOP)
-        assert failure(sink, 1001) == '0 of 1 replicas confirmed within the time of option "timeout"'
+        assert failure(sinks(master, replicas=1, timeout=300), 1001) == '0 of 1 replicas confirmed within the time of option "timeout"'
         os.kill(replica.process.pid, signal.SIGCONT)
         assert sink.one(1002) == (DELIVERED, "")
         large = json.dumps("x" * master.too_large())
