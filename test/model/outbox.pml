@@ -96,6 +96,7 @@ inline take_snapshot(s, taker, then) {
 #ifndef CEILING_BEFORE_SNAPSHOT
   s.ceiling = position;
 #endif
+  printf("snapshot: floor %d, xmax %d, xip %x, next %d, ceiling %d\n", s.floor, s.xmax, s.xip, s.next, s.ceiling)
 }
 
 inline copy(to, from) {
@@ -130,6 +131,7 @@ inline emit() {
 #endif
   d_step {
     writer[id] = tx; mine = mine | only(id);
+    printf("transaction %d writes position %d\n", tx, id);
     if
     :: !rotated -> first_piece = first_piece | only(tx)
     :: else
@@ -143,8 +145,8 @@ inline end_transaction(commits) {
   d_step {
     running = running & ~only(tx);
     if
-    :: commits -> committed = committed | only(tx); visible = visible | mine
-    :: else
+    :: commits -> printf("transaction %d commits\n", tx); committed = committed | only(tx); visible = visible | mine
+    :: else -> printf("transaction %d rolls back\n", tx)
     fi;
     if
     :: latest_completed < tx -> latest_completed = tx
@@ -214,6 +216,7 @@ claim:
     fi;
     token++;
     my_token = token;
+    printf("worker %d claims the shard, token %d\n", me, token);
     holder = me;
     passed_over[me] = false
   }
@@ -266,19 +269,21 @@ read:
        :: member(batch, i) ->
           assert(member(committed, writer[i]));     /* nothing uncommitted, nothing rolled back */
           assert(member(published, i) || (earlier[i] & wanted & ~published) == 0);  /* the order of the key */
-          published = published | only(i)
+          published = published | only(i);
+          printf("worker %d publishes position %d\n", me, i)
        :: else
        fi;
        i++
      }
   :: i == POSITIONS -> break
-  :: crashes_left > 0 -> crashes_left--; goto crash
+  :: crashes_left > 0 -> crashes_left--; printf("worker %d dies\n", me); goto crash
   od;
 
   /* Record. */
   if
   :: atomic {
        may_record ->
+       printf("worker %d records up to position %d, with token %d, now %d\n", me, to, my_token, token);
        assert(my_token == token);       /* a stale owner moves nothing */
        if
        :: exhausted -> copy(done, w); window_stored = false; cursor = 0
@@ -307,6 +312,7 @@ crash: /* What it knew is gone. A dead owner's lease is taken over at once. */
   goto claim;
 
 finished:
+  printf("worker %d finds nothing more; %x wanted, %x published\n", me, wanted, published);
   assert((wanted & ~published) == 0);   /* no committed event is skipped for ever */
   if
   :: holder == me -> holder = NOBODY
@@ -326,7 +332,8 @@ end_done:
 #ifndef RETIRED_UNCHECKED
   done.floor >= sealed;         /* all that a snapshot saw that was taken after that is done */
 #endif
-  emptied = below(last + 1)
+  emptied = below(last + 1);
+  printf("the piece with the positions up to %d is emptied\n", last)
 }
 #endif
 
