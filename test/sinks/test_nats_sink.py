@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from urllib.parse import unquote
@@ -14,6 +15,7 @@ from urllib.parse import unquote
 import pytest
 
 from brokers.nats import MAX_PAYLOAD, Nats, Server, free_port, jetstream, stored
+from brokers.nats_keys import Operator
 from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event
 
 # A pair of the documentation of NATS.
@@ -85,7 +87,7 @@ def test_binary_mode(broker, stream):
         outcome, = sink.send(event(7, ordering_key="order 7", scope="eu", event_key='é"%\r\nX-Evil: 1',
                                    headers={"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
                                             "X-Tenant": "ä b", "Nats-Msg-Id": "mine", "Nats-Rollup": "all",
-                                            "area": "Süd"}))
+                                            "area": "Süd", "empty": ""}))
     assert verdict(outcome) == (DELIVERED, "")
     message, = read()
     assert (message.subject, message.data) == ("binary.Süd.order.created", b'{"number": 7}')
@@ -99,6 +101,7 @@ def test_binary_mode(broker, stream):
     assert headers["ce-scope"] == "eu"
     assert unquote(headers["ce-eventkey"]) == 'é"%\r\nX-Evil: 1'
     assert unquote(headers["ce-xtenant"]) == "ä b"
+    assert headers["ce-empty"] == ""
     assert headers["ce-natsmsgid"] == "mine" and headers["ce-natsrollup"] == "all"
     assert headers["traceparent"] == headers["ce-traceparent"] == "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     assert headers["Content-Type"] == "application/json"
@@ -286,7 +289,15 @@ def test_listening_for_acknowledgements_is_not_permitted():
             assert verdict(sink.send(event(1))[0]) == (DELIVERED, "")
 
 
+# No option may get out of its string in the greeting.
+QUOTES = 'a"b\\c","user":"owner'
+
+
 @pytest.mark.parametrize("rules, login, good, bad", [
+    (f"authorization {{ user: {json.dumps(QUOTES)}, password: {json.dumps(QUOTES)} }}", {"user": QUOTES, "pass": QUOTES},
+     {"user": QUOTES, "password": QUOTES}, {"user": QUOTES, "password": "hunter2"}),
+    (f"authorization {{ token: {json.dumps(QUOTES)} }}", {"auth_token": QUOTES}, {"token": QUOTES},
+     {"token": 'hunter2","user":"owner'}),
     ("authorization { token: s3cret }", {"auth_token": "s3cret"}, {"token": "s3cret"}, {"token": "hunter2"}),
     (f"authorization {{ users = [{{nkey: {NKEY}}}, {{user: owner, password: owner}}] }}",
      {"user": "owner", "pass": "owner"}, {"nkey": NKEY, "nkey_seed": SEED}, {"user": "owner", "password": "hunter2"})])
@@ -299,6 +310,19 @@ def test_ways_to_log_in(rules, login, good, bad):
                 outcome, = sink.send(event(2))
                 assert outcome.status == UNREACHABLE and "Authorization Violation" in outcome.reason
                 assert "hunter2" not in outcome.reason
+
+
+def test_credentials_of_an_account(tmp_path):
+    """Without JetStream in that account: what counts is how far the sink gets."""
+    ours, theirs = Operator(tmp_path), Operator(tmp_path)
+    with server(ours.settings, stream=None) as one:
+        for good in ours.credentials(), " ".join(ours.credentials().split()):
+            with sink_to(one, credentials=good) as sink:
+                assert "JetStream is not enabled" in sink.send(event(1))[0].reason
+        for bad in theirs.credentials(), None:
+            with sink_to(one, **({"credentials": bad} if bad else {})) as sink:
+                outcome, = sink.send(event(1))
+                assert outcome.status == UNREACHABLE and "Authorization Violation" in outcome.reason
 
 
 # -- TLS --
@@ -393,6 +417,12 @@ def test_the_first_server_that_answers(broker):
         assert verdict(sink.send(event(1))[0]) == (DELIVERED, "")
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="there is no IPv6 here")
+def test_an_address_of_ipv6():
+    with server(host="::1") as one, sink_to(one, servers=f"[::1]:{one.port}") as sink:
+        assert verdict(sink.send(event(1))[0]) == (DELIVERED, "")
+
+
 def test_no_server_answers():
     ports = free_port(), free_port()
     with Sink("nats", {"servers": ", ".join(f"127.0.0.1:{port}" for port in ports), "subject": "x"}) as sink:
@@ -479,27 +509,52 @@ def test_what_is_no_server(broker, greeting):
         eventually(lambda: not sessions())
 
 
-def test_closing_does_not_wait(broker):
+def test_closing_does_not_wait():
     """In every state of a connection."""
     for greeting in b"", info(), info(tls_required=True):
-        with Fake(greeting) as fake:
-            sink = sink_to(fake, connect_timeout=60_000)
-            sink.submit(event(1))
+        with Fake(greeting) as fake, sink_to(fake, connect_timeout=60_000) as sink:
+            one = event(1)
+            sink.submit(one)
             sink.module.flush(sink.handle)
             eventually(lambda: sink.collect() and fake.connections)
-            started = time.monotonic()
-            sink.close()
-            assert time.monotonic() - started < 0.1
-    with server() as one:
-        sink = sink_to(one)
-        assert sink.send(event(1))[0].status == DELIVERED
+            assert duration_of(sink.close) < 0.1
+    eventually(lambda: not sessions())
+    with server() as one, sink_to(one) as sink:
+        assert sink.send(event(0))[0].status == DELIVERED
         one.signal(signal.SIGSTOP)
-        for n in range(100):
-            sink.submit(event(n, payload="x" * 200_000))
+        events = [event(n, payload="x" * 200_000) for n in range(100)]
+        assert all(sink.submit(e) for e in events)
         sink.module.flush(sink.handle)
-        started = time.monotonic()
-        sink.close()
-        assert time.monotonic() - started < 0.1
+        assert duration_of(sink.close) < 0.1
+    eventually(lambda: not sessions())
+
+
+def duration_of(action):
+    started = time.monotonic()
+    action()
+    return time.monotonic() - started
+
+
+def test_the_end_of_a_process(tls_server, certificates):
+    """It may come while connections are at work: nothing may crash, which in a server would end all sessions."""
+    program = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+import pathlib, test_nats_sink
+from sink import event
+sink = test_nats_sink.tls_sink(test_nats_sink.Port({tls_server.port}), pathlib.Path({str(certificates)!r}))
+assert sink.send(event(0))[0].status == 0
+events = [event(n, payload="x" * 50_000) for n in range(200)]
+assert all(sink.submit(e) for e in events)
+sink.module.flush(sink.handle)
+"""
+    for _ in range(5):
+        subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+class Port:
+    def __init__(self, port):
+        self.port = port
 
 
 # -- when the server goes away --

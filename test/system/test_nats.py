@@ -1,7 +1,8 @@
 """Destinations of kind nats: a real server with JetStream, read back over its text protocol."""
 import pytest
 
-from brokers.contract import Contract, await_delivery, backs_off, create, emit, messages, status
+from brokers.contract import (Contract, assert_complete_and_in_order, await_delivery, backs_off, create, emit, emit_many, messages,
+                              status)
 from brokers.nats import Nats
 from conftest import eventually
 
@@ -47,3 +48,14 @@ def test_events_that_no_stream_takes_do_not_stop_the_others(db, broker):
             emit(db, f"good-{n}-{i}", event_type="events.good", ordering_key=f"key-{i}")
     eventually(lambda: status(db, "d")["delivered"] == 100)
     assert len(messages(db, broker)) == 100
+
+
+def test_workers_that_are_terminated_while_they_publish(db, broker):
+    """Their connections have threads: none of them may crash, which would end all sessions of the server."""
+    create(db, "d", "nats", broker.options())
+    for n in range(6):
+        emit_many(db, 500 * n, 500)
+        eventually(lambda: status(db, "d")["delivered"] > 500 * n)
+        db.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type = 'retrysafe worker'")
+    await_delivery(db, "d", 3000)
+    assert_complete_and_in_order(db, messages(db, broker))

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <exception>
 #include <system_error>
 #include <utility>
 
@@ -146,12 +147,15 @@ void NatsSink::resolve() {
 
 void NatsSink::send() {
   if (waiting_.empty()) return;
-  while (!waiting_.empty()) {
-    const uint64_t number = ++last_number_;
-    waiting_.front().deadline = Clock::now() + target_->timeout;
-    publish(number, waiting_.front());
-    in_flight_.emplace(number, std::move(waiting_.front()));
-    waiting_.pop_front();
+  for (; !waiting_.empty(); waiting_.pop_front()) {
+    Message &message = waiting_.front();
+    try {
+      message.deadline = Clock::now() + target_->timeout;
+      publish(last_number_ + 1, message);
+      in_flight_.emplace(++last_number_, std::move(message));
+    } catch (const std::exception &failure) {
+      sink::report(&outcomes_.emplace_back(), message.event.tag, RETRYSAFE_UNREACHABLE, failure.what());
+    }
   }
   session_->flush();
 }

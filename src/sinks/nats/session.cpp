@@ -19,6 +19,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/json_string.hpp"
 #include "core/printable.hpp"
 #include "sinks/nats/sockets.hpp"
 
@@ -55,6 +56,14 @@ std::string library_error(natsStatus status) {
 
 void check(natsStatus status) {
   if (status != NATS_OK) throw std::runtime_error(library_error(status));
+}
+
+// The library writes names and passwords into the JSON of its greeting as they are: a quote would end the
+// string, and what comes behind it could be somebody else's name.
+std::string json_text(std::string_view text) {
+  std::string quoted;
+  write_json_string(quoted, text);
+  return quoted.substr(1, quoted.size() - 2);
 }
 
 // Leaves a session's state with the library, for as long as it may call back.
@@ -320,7 +329,7 @@ OptionsPointer Session::Shared::options_for(const Endpoint &endpoint) {
   check(natsOptions_Create(&options));
   OptionsPointer made(options);
   check(natsOptions_SetURL(options, url(endpoint).c_str()));
-  check(natsOptions_SetName(options, ("retrysafe " + target->destination).c_str()));
+  check(natsOptions_SetName(options, json_text("retrysafe " + target->destination).c_str()));
   check(natsOptions_SetTimeout(options, target->connect_timeout.count()));
 
   // A session has one connection, to the address that was checked, and nothing is sent after its end.
@@ -341,8 +350,9 @@ OptionsPointer Session::Shared::options_for(const Endpoint &endpoint) {
   if (target->tls || endpoint.server.tls) check(natsOptions_SetSecure(options, true));
 
   if (!target->user.empty())
-    check(natsOptions_SetUserInfo(options, target->user.c_str(), target->password.c_str()));
-  if (!target->token.empty()) check(natsOptions_SetToken(options, target->token.c_str()));
+    check(natsOptions_SetUserInfo(options, json_text(target->user).c_str(),
+                                  json_text(target->password).c_str()));
+  if (!target->token.empty()) check(natsOptions_SetToken(options, json_text(target->token).c_str()));
   if (target->credentials)
     check(natsOptions_SetUserCredentialsCallbacks(options, on_token, this, on_sign, this));
   if (!target->nkey.empty()) check(natsOptions_SetNKey(options, target->nkey.c_str(), on_sign, this));

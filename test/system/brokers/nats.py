@@ -4,6 +4,7 @@ import ctypes
 import itertools
 import json
 import pathlib
+import re
 import secrets
 import shutil
 import signal
@@ -26,8 +27,8 @@ class Error(Exception):
 class Client:
     """A connection that sends requests and waits for their answers."""
 
-    def __init__(self, port, tls=None, timeout=10, **connect):
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout)
+    def __init__(self, host, port, tls=None, timeout=10, **connect):
+        self._socket = socket.create_connection((host, port), timeout)
         self._file = self._socket.makefile("rb")
         self.info = json.loads(self._file.readline().split(b" ", 1)[1])
         if tls:
@@ -122,7 +123,7 @@ class Stored:
         self.subject, self.sequence = message["subject"], message["seq"]
         self.data = base64.b64decode(message.get("data", ""))
         lines = base64.b64decode(message.get("hdrs", "")).decode().split("\r\n")[1:]
-        self.headers = dict(line.split(": ", 1) for line in lines if line)
+        self.headers = dict(re.split(": ?", line, maxsplit=1) for line in lines if line)
 
 
 def stored(client, stream="EVENTS", at_once=500):
@@ -149,29 +150,32 @@ def die_with_parent():
 class Server:
     """nats-server with the given settings of its own configuration language."""
 
-    def __init__(self, settings, login=None, tls=None):
-        self.port = free_port()
+    def __init__(self, settings, login=None, tls=None, host="127.0.0.1"):
+        self.host, self.port = host, free_port()
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-nats-", dir="/dev/shm"))
         self._settings, self._login, self._tls, self._process = settings, login or {}, tls, None
 
     def start(self):
         config = self.folder / "config"
-        config.write_text(f"host: 127.0.0.1\nport: {self.port}\nserver_name: test\n"
+        config.write_text(f'host: "{self.host}"\nport: {self.port}\nserver_name: test\n'
                           f"max_payload: {MAX_PAYLOAD}\n{self._settings}\n")
         with open(self.folder / "log", "ab") as log:
             self._process = subprocess.Popen([SERVER, "-c", config], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                              preexec_fn=die_with_parent)
         deadline = time.monotonic() + 10
-        while True:
-            try:
-                with self.client():
-                    return
-            except OSError:
-                assert self._process.poll() is None and time.monotonic() < deadline, self.log()
-                time.sleep(0.02)
+        while not self._greets():
+            assert self._process.poll() is None and time.monotonic() < deadline, self.log()
+            time.sleep(0.02)
+
+    def _greets(self):
+        try:
+            with socket.create_connection((self.host, self.port), 10) as probe:
+                return probe.recv(4) == b"INFO"
+        except OSError:
+            return False
 
     def client(self, **login):
-        return Client(self.port, self._tls, **(self._login | login))
+        return Client(self.host, self.port, self._tls, **(self._login | login))
 
     def log(self):
         return (self.folder / "log").read_text(errors="replace")
