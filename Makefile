@@ -20,7 +20,8 @@ ISOLATION    = $(sort $(patsubst test/isolation/specs/%.spec,%,$(wildcard test/i
 ISOLATION_OPTS = --inputdir=test/isolation --outputdir=build/isolation
 REGRESS_OPTS = --outputdir=build/regress
 
-systemd_unit_dir ?= /usr/lib/systemd/system
+# Where systemd looks, for a server that belongs to the system.
+systemd_unit_dir ?= $(if $(filter /usr/%,$(bindir)),/usr,$(patsubst %/bin,%,$(bindir)))/lib/systemd/system
 
 # The null sink misbehaves on command: for tests only.
 ifndef SINKS

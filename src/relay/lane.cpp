@@ -1,7 +1,7 @@
 #include "relay/lane.hpp"
 
 #include <algorithm>
-#include <charconv>
+#include <utility>
 
 #include "core/error_codes.hpp"
 #include "core/kinds/kinds.hpp"
@@ -18,8 +18,8 @@ constexpr Milliseconds kRestMax = 60'000;
 constexpr int kRecordTries = 8;
 // Commits may come by the thousand; for events of others a lane looks no more often than this.
 constexpr Milliseconds kLookInterval = 5;
-// A destination that comes and goes says so at most this often.
-constexpr Milliseconds kQuietFor = 60'000;
+// A sink whose descriptor stays readable without anything to do would keep the relay awake for ever.
+constexpr int kIdleCallsMax = 1000;
 
 std::string milliseconds(Milliseconds ms) {
   return std::to_string(ms) + " ms";
@@ -37,50 +37,63 @@ Lane::Lane(const Configuration &configuration, const DestinationSection &section
       section_(section),
       statistics_(statistics),
       session_(
-          hosts, [this] { connected(); }, [this](const std::string &reason) { connection_failed(reason); }) {}
+          hosts, [this] { connected(); },
+          [this](const std::string &reason, bool nowhere) { connection_failed(reason, nowhere); }) {}
 
 void Lane::turn(Milliseconds now) {
   if (state_ == State::kEnded) return;
-  session_.turn(now);
+  if (session_ready_ || now >= session_.wakes_at()) session_.turn(now);
+  session_ready_ = false;
+  if (state_ == State::kEnded) return;
   // It could not be recorded in time: the batch comes again when its lease ends.
   if (stopping_ && now >= give_up_at_ + kRest) return finish(End::kDone);
   if (state_ == State::kResting && (now >= rest_until_ || stopping_)) {
     state_ = again_;
-    if (!session_.ready()) state_ = State::kWaiting;
     if (state_ == State::kRecording) return send_record();
-    if (state_ == State::kLoading) load();
-    if (state_ == State::kFetching) fetch();
+    if (state_ == State::kLoading) return load();
+    if (state_ == State::kFetching) return fetch();
   }
   if (state_ == State::kIdle && stopping_) return release();
   if (state_ == State::kIdle && (woken_ || reload_) && now >= look_at_) fetch();
-  if (state_ == State::kSending || (batch_ && state_ == State::kWaiting && outcomes_.empty() && !away_)) {
+  if (state_ == State::kSending || (batch_ && state_ == State::kWaiting && outcomes_.empty())) {
     keep_lease(now);
     if (batch_) send(now);
-  } else if (sink_ && now >= sink_at_ && !dispatchers_.empty()) {
-    // A connection was closed, say.
-    const sink::SignalsBlocked quiet;
-    Dispatcher &any = dispatchers_.begin()->second;
-    any.step();
-    sink_at_ = any.timeout_ms() < 0 ? kNever : now + any.timeout_ms();
+  } else if (sink_ && (sink_ready_ || now >= sink_at_)) {
+    step_idle_sink(now);
+  }
+  sink_ready_ = false;
+}
+
+void Lane::wait_for(std::vector<pollfd> *descriptors) {
+  session_descriptor_ = sink_descriptor_ = 0;
+  if (state_ == State::kEnded) return;
+  if (const auto descriptor = session_.waits_for()) {
+    session_descriptor_ = descriptors->size();
+    descriptors->push_back(*descriptor);
+  }
+  if (sink_) {
+    sink_descriptor_ = descriptors->size();
+    descriptors->push_back({sink_->wait_fd(), POLLIN, 0});
   }
 }
 
-void Lane::wait_for(std::vector<pollfd> *descriptors) const {
-  if (const auto descriptor = session_.waits_for()) descriptors->push_back(*descriptor);
-  if (sink_) descriptors->push_back({sink_->wait_fd(), POLLIN, 0});
+void Lane::heard(const std::vector<pollfd> &descriptors) {
+  session_ready_ = session_descriptor_ > 0 && descriptors[session_descriptor_].revents != 0;
+  sink_ready_ = sink_descriptor_ > 0 && descriptors[sink_descriptor_].revents != 0;
 }
 
 Milliseconds Lane::wakes_at() const {
   if (state_ == State::kEnded) return kNever;
   Milliseconds at = std::min({session_.wakes_at(), sink_at_, renew_at_});
   if (state_ == State::kResting) at = std::min(at, rest_until_);
-  if (state_ == State::kIdle && woken_) at = std::min(at, look_at_);
+  if (state_ == State::kIdle && (woken_ || reload_)) at = std::min(at, look_at_);
+  if (batch_) at = std::min(at, lease_ends_at_);
   if (stopping_) at = std::min(at, state_ == State::kSending ? give_up_at_ : give_up_at_ + kRest);
   return at;
 }
 
 void Lane::notice(const std::string &version) {
-  if (loaded() && version != version_) reload_ = true;
+  if (opened_ && version != version_) reload_ = true;
 }
 
 void Lane::stop(Milliseconds give_up_at) {
@@ -96,30 +109,31 @@ void Lane::stop(Milliseconds give_up_at) {
 // --- the connection ----------------------------------------------------------------------------------------
 
 void Lane::connected() {
-  if (connection_logged_)
+  if (connection_missed_)
     log(Level::kInfo, "connected to the database again", {{"destination", destination()}});
-  connection_logged_ = false;
-  record_under_way_ = renewing_ = false;
+  connection_missed_ = false;
+  connected_ = true;
   if (state_ != State::kWaiting) return;
   if (!batch_) return stopping_ ? finish(End::kDone) : load();
-  if (outcomes_.empty() && !away_ && !dispatcher_->done()) {
+  if (outcomes_.empty() && !dispatcher_->done()) {
     state_ = State::kSending;
     return;
   }
   record();
 }
 
-void Lane::connection_failed(const std::string &reason) {
-  ++statistics_->connections;
-  if (!connection_logged_)
+void Lane::connection_failed(const std::string &reason, bool nowhere) {
+  statistics_->connections += std::exchange(connected_, false);
+  if (state_ == State::kEnded) return;
+  if (nowhere && !connection_missed_) {
     log(Level::kWarning, "no connection to the database",
         {{"destination", destination()}, {"reason", reason}});
-  connection_logged_ = true;
-  if (state_ == State::kEnded) return;
+    connection_missed_ = true;
+  }
   ++fetches_;
   renewing_ = false;
   state_ = State::kWaiting;
-  if (!runs_on()) return finish(End::kDatabase);
+  if (nowhere && !runs_on()) return finish(End::kDatabase);
   if (stopping_ && !batch_) finish(End::kDone);
 }
 
@@ -243,6 +257,7 @@ void Lane::open_sink(Options options) {
   if (module) sink_ = sink::Sink::open(module, std::move(config), &reason);
   if (!sink_) return configuration_is_wrong(reason);
   errors_ = 0;
+  opened_ = true;
   if (configuration_.mode == Mode::kCheck) return finish(End::kDone);
   fetch();
 }
@@ -259,8 +274,8 @@ void Lane::configuration_is_wrong(const std::string &what) {
     log(Level::kError, "the destination cannot be published to",
         {{"destination", destination()}, {"reason", what}});
   last_error_ = what;
+  if (!runs_on() || !opened_) return finish(End::kConfiguration);
   // Whoever altered it may put it right again.
-  if (!runs_on() || !loaded() || statistics_->batches == 0) return finish(End::kConfiguration);
   again_ = State::kLoading;
   state_ = State::kResting;
   rest_until_ = now_ms() + kRest;
@@ -270,15 +285,22 @@ void Lane::configuration_is_wrong(const std::string &what) {
 
 void Lane::fetch() {
   if (stopping_) return release();
-  if (reload_ && !batch_) return load();
+  if (reload_) return load();
   state_ = State::kFetching;
+  ask_for_events();
+}
+
+void Lane::ask_for_events() {
   woken_ = false;
   const int number = ++fetches_;
   session_.send(
       std::string("SELECT ") + kEventColumns + " FROM @outbox_fetch($1, $2, $3, $4::interval)",
       {destination(), std::to_string(batch_events_), std::to_string(batch_bytes_), milliseconds(lease_)},
       true, kStatementTimeout, [this, number, asked_at = now_ms()](Answer answer) {
-        if (answer.lost() || number != fetches_ || state_ != State::kFetching) return;
+        if (answer.lost() || number != fetches_) return;
+        if (state_ == State::kReleasing && answer.good() && answer.rows() > 0)
+          return give_back(answer.text(0, 0));
+        if (state_ != State::kFetching) return;
         if (!answer.good()) return refused("fetch events", answer, State::kFetching);
         // What is left of a lease that was not renewed is half of it, at least.
         lease_ends_at_ = asked_at + lease_ / 2;
@@ -293,10 +315,10 @@ void Lane::fetched(Answer answer) {
   if (answer.rows() == 0) return nothing_to_do();
   batch_.emplace(std::move(answer.result), session_.database());
   handles_[batch_->shard()] = batch_->handle();
-  if (stopping_) {
-    dispatcher_ = nullptr;
+  if (stopping_ || reload_) {  // not acknowledged, it comes again
     batch_.reset();
-    return release();
+    lease_ends_at_ = renew_at_ = kNever;
+    return fetch();
   }
   dispatcher_ = &dispatchers_.try_emplace(batch_->shard(), *sink_, dead_letters_).first->second;
   dispatcher_->begin(batch_->items());
@@ -313,12 +335,25 @@ void Lane::nothing_to_do() {
 }
 
 void Lane::send(Milliseconds now) {
-  {
+  if (sink_ready_ || now >= sink_at_) {
     const sink::SignalsBlocked quiet;
     dispatcher_->step();
+    sink_at_ = dispatcher_->timeout_ms() < 0 ? kNever : now + dispatcher_->timeout_ms();
+    idle_calls_ = 0;
   }
-  sink_at_ = dispatcher_->timeout_ms() < 0 ? kNever : now + dispatcher_->timeout_ms();
   if (dispatcher_->done() || (stopping_ && now >= give_up_at_)) record();
+}
+
+// Nothing is in flight: a connection was closed, say.
+void Lane::step_idle_sink(Milliseconds now) {
+  retrysafe_outcome outcomes[1];
+  int timeout = -1;
+  (void)sink_->collect(outcomes, &timeout);
+  sink_at_ = timeout < 0 ? kNever : now + timeout;
+  if (++idle_calls_ <= kIdleCallsMax || batch_) return;
+  idle_calls_ = 0;
+  close_sink();
+  reload_ = true;
 }
 
 void Lane::keep_lease(Milliseconds now) {
@@ -381,34 +416,33 @@ void Lane::record() {
   send_record();
 }
 
+// The next batch is asked for in the same breath.
 void Lane::send_record() {
   state_ = State::kRecording;
-  record_under_way_ = true;
-  const auto done = [this](Answer answer) {
-    if (answer.lost()) return;  // the next connection asks again: recording twice records nothing
-    recorded(answer);
+  const auto done = [this](const Answer &answer) {
+    if (!answer.lost())
+      recorded(answer);  // else the next connection asks again: recording twice records nothing
   };
   if (outcomes_ == "{}" && !away_)
     session_.send("SELECT @outbox_ack($1)", {batch_->handle()}, false, kStatementTimeout, done);
   else
     session_.send("SELECT @outbox_record($1, $2::jsonb, $3, $4::interval)",
                   {batch_->handle(), outcomes_, away_, away_for_}, false, kStatementTimeout, done);
+  asked_ahead_ = session_.ready() && goes_on();
+  if (asked_ahead_) ask_for_events();
 }
 
 void Lane::recorded(const Answer &answer) {
-  record_under_way_ = false;
   if (answer.sqlstate == kStaleBatch.sqlstate) return lose_batch("its lease ended before it was recorded");
   if (!answer.good()) {
+    ++fetches_;  // what was asked for ahead may be this very batch
     if (errors_ >= kRecordTries) return lose_batch("it could not be recorded");
     return refused("record what became of events", answer, State::kRecording);
   }
   errors_ = 0;
   ++statistics_->batches;
   count_outcomes();
-  if (away_)
-    note_reachable(false, *away_);
-  else
-    note_reachable(true, {});
+  note_reachability();
   if (dispatcher_->in_flight() > 0) close_sink();  // given up at the end; it may still look at the events
   batch_.reset();
   dispatcher_ = nullptr;
@@ -416,7 +450,8 @@ void Lane::recorded(const Answer &answer) {
   away_.reset();
   away_for_.reset();
   if (stopping_ || configuration_.mode == Mode::kOnce) return release();
-  fetch();
+  if (!asked_ahead_) return fetch();
+  state_ = State::kFetching;
 }
 
 void Lane::count_outcomes() {
@@ -428,17 +463,15 @@ void Lane::count_outcomes() {
   if (away_) ++statistics_->unreachable;
 }
 
-void Lane::note_reachable(bool reachable, const std::string &reason) {
+void Lane::note_reachability() {
   const Milliseconds now = now_ms();
-  if (reachable == reachable_) return;
-  reachable_ = reachable;
-  if (!reachable) {
-    if (now - away_logged_at_ < kQuietFor) return;
-    away_logged_at_ = now;
-    log(Level::kWarning, "the destination is unreachable",
-        {{"destination", destination()}, {"reason", reason.empty() ? "no reason given" : reason}});
-  } else {
-    log(Level::kInfo, "the destination is back", {{"destination", destination()}});
+  if (away_) {
+    if (reachability_.lost(now))
+      log(Level::kWarning, "the destination is unreachable",
+          {{"destination", destination()}, {"reason", away_->empty() ? "no reason given" : *away_}});
+  } else if (const auto away_for = reachability_.back(now)) {
+    log(Level::kInfo, "the destination is back",
+        {{"destination", destination()}, {"after_ms", std::to_string(*away_for), true}});
   }
 }
 
@@ -447,15 +480,18 @@ void Lane::note_reachable(bool reachable, const std::string &reason) {
 void Lane::release() {
   if (!session_.ready() || handles_.empty()) return finish(End::kDone);
   state_ = State::kReleasing;
-  give_up_at_ = std::min(give_up_at_, now_ms() + kRest);
   stopping_ = true;
-  auto left = std::make_shared<size_t>(handles_.size());
-  for (const auto &[shard, handle] : handles_)
-    session_.send("SELECT @outbox_release($1)", {handle}, false, kStatementTimeout,
-                  [this, left](Answer answer) {
-                    // Refused where the lease has ended anyway.
-                    if (--*left == 0 && !answer.lost()) finish(End::kDone);
-                  });
+  give_up_at_ = std::min(give_up_at_, now_ms());
+  for (const auto &[shard, handle] : handles_) give_back(handle);
+}
+
+void Lane::give_back(const std::string &handle) {
+  ++given_back_;
+  session_.send("SELECT @outbox_release($1)", {handle}, false, kStatementTimeout,
+                [this](const Answer &answer) {
+                  // Refused where the lease has ended anyway.
+                  if (--given_back_ == 0 && !answer.lost()) finish(End::kDone);
+                });
 }
 
 void Lane::finish(End end) {
@@ -472,7 +508,7 @@ void Lane::refused(const char *what, const Answer &answer, State again) {
   last_error_ = answer.message;
   const bool unknown =
       answer.sqlstate == kUnknownDestination.sqlstate || answer.sqlstate == kNotFetchable.sqlstate;
-  if (!runs_on() || (unknown && !loaded())) return finish(unknown ? End::kConfiguration : End::kDatabase);
+  if (!runs_on() || (unknown && !opened_)) return finish(unknown ? End::kConfiguration : End::kDatabase);
   again_ = again;
   state_ = State::kResting;
   rest_until_ = now_ms() + std::min(kRest << std::min(errors_, 10), kRestMax);

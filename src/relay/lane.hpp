@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "core/dispatcher.hpp"
+#include "core/reachability.hpp"
 #include "relay/clock.hpp"
 #include "relay/configuration.hpp"
 #include "relay/destination_options.hpp"
@@ -46,19 +47,24 @@ class Lane {
        Statistics *statistics);
 
   void turn(Milliseconds now);
-  void wait_for(std::vector<pollfd> *descriptors) const;
+  // Adds its descriptors; afterwards, which of them have something.
+  void wait_for(std::vector<pollfd> *descriptors);
+  void heard(const std::vector<pollfd> &descriptors);
   Milliseconds wakes_at() const;
 
   // There may be something to send.
   void wake() { woken_ = true; }
   bool idle() const { return state_ == State::kIdle; }
-  // The destination is of another version than the one that was loaded.
+  // The version of the destination, as it is now: another one than was loaded is loaded before the next
+  // batch.
   void notice(const std::string &version);
+  // Options and secrets are to be read again.
+  void reload() { reload_ = true; }
   // Finishes what is in flight, until `give_up_at` at the latest, records it, and gives its shards back.
   void stop(Milliseconds give_up_at);
 
   End end() const { return end_; }
-  bool loaded() const { return !version_.empty(); }
+  bool opened() const { return opened_; }
   const std::string &destination() const { return section_.name; }
 
  private:
@@ -75,28 +81,32 @@ class Lane {
   };
 
   void connected();
-  void connection_failed(const std::string &reason);
+  void connection_failed(const std::string &reason, bool nowhere);
   void load();
   void load_option_list();
   void load_options();
   void open_sink(Options options);
   void close_sink();
   void fetch();
+  void ask_for_events();
   void fetched(Answer answer);
   void nothing_to_do();
   void send(Milliseconds now);
+  void step_idle_sink(Milliseconds now);
   void keep_lease(Milliseconds now);
   void lose_batch(const char *why);
   void record();
   void send_record();
   void recorded(const Answer &answer);
   void count_outcomes();
-  void note_reachable(bool reachable, const std::string &reason);
+  void note_reachability();
   void release();
+  void give_back(const std::string &handle);
   void finish(End end);
   // Errors of the server.
   void refused(const char *what, const Answer &answer, State again);
   void configuration_is_wrong(const std::string &what);
+  bool goes_on() const { return !stopping_ && !reload_ && configuration_.mode != Mode::kOnce; }
   bool runs_on() const { return configuration_.mode == Mode::kService; }
 
   const Configuration &configuration_;
@@ -125,18 +135,23 @@ class Lane {
   std::string outcomes_;
   std::optional<std::string> away_;  // why the destination could not be reached
   std::optional<std::string> away_for_;
-  bool record_under_way_ = false;
   int fetches_ = 0;  // answers to earlier ones are not for us any more
 
   bool woken_ = true;
   bool reload_ = false;
   bool stopping_ = false;
   bool renewing_ = false;
-  bool reachable_ = true;
-  Milliseconds away_logged_at_ = -60'000;
-  bool connection_logged_ = false;
+  bool asked_ahead_ = false;
+  int given_back_ = 0;   // shards of which the answer is not there yet
+  bool opened_ = false;  // a sink, once
+  bool connected_ = false;
+  bool connection_missed_ = false;  // that was logged
+  Reachability reachability_;
   int errors_ = 0;  // in a row
   std::string last_error_;
+  size_t session_descriptor_ = 0, sink_descriptor_ = 0;  // their places in the list; 0: none
+  bool session_ready_ = true, sink_ready_ = false;
+  int idle_calls_ = 0;
   Milliseconds give_up_at_ = kNever;
   Milliseconds look_at_ = 0;
   Milliseconds rest_until_ = 0;

@@ -23,7 +23,7 @@ int main(int count, char **arguments) {
     if (!configuration) return kExitDone;
     set_up_log(configuration->log_format, configuration->log_level);
     const Hosts hosts(configuration->connection);
-    Relay relay(*configuration, hosts, signalfd(-1, &stop, SFD_NONBLOCK | SFD_CLOEXEC));
+    Relay relay(*configuration, hosts, signalfd(-1, &ours, SFD_NONBLOCK | SFD_CLOEXEC));
     return relay.run();
   } catch (const ConfigurationError &error) {
     log(Level::kError, error.what());

@@ -1,5 +1,6 @@
 #include "relay/relay.hpp"
 
+#include <signal.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -33,31 +34,35 @@ Relay::Relay(const Configuration &configuration, const Hosts &hosts, int signals
 }
 
 int Relay::run() {
-  while (!ended()) {
+  for (;;) {
     const Milliseconds now = now_ms();
     turn(now);
-    report(now);
-    if (!ended()) wait(now_ms());
+    report_in_time(now);
+    if (ended()) break;
+    wait();
   }
-  reported_at_ = 0;
-  report(now_ms());
+  if (configuration_.mode != Mode::kCheck) report();
   return exit_code();
 }
 
 void Relay::turn(Milliseconds now) {
   signalfd_siginfo signal;
   if (read(signals_, &signal, sizeof signal) == sizeof signal) {
-    log(Level::kInfo, "stopping", {{"signal", std::to_string(signal.ssi_signo), true}});
-    stop(now);
+    const bool reload = signal.ssi_signo == SIGHUP;
+    log(Level::kInfo, reload ? "options and secrets are read again" : "stopping",
+        {{"signal", std::to_string(signal.ssi_signo), true}});
+    if (!reload) stop(now);
+    if (reload)
+      for (const auto &lane : lanes_) lane->reload();
   }
   if (watcher_ && !stopping_) watcher_->turn(now, anybody_idle());
   for (const auto &lane : lanes_) {
     lane->turn(now);
     if (lane->end() == Lane::End::kConfiguration && !stopping_) stop(now);
   }
-  const bool all_loaded =
-      std::all_of(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->loaded(); });
-  if (!ready_ && all_loaded) {
+  const bool all_opened =
+      std::all_of(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->opened(); });
+  if (!ready_ && all_opened) {
     ready_ = true;
     notify_service_manager("READY=1");
     log(Level::kInfo, "publishing", {{"connections", std::to_string(lanes_.size()), true}});
@@ -80,7 +85,7 @@ bool Relay::ended() const {
                      [](const auto &lane) { return lane->end() != Lane::End::kNone; });
 }
 
-void Relay::wait(Milliseconds now) {
+void Relay::wait() {
   std::vector<pollfd> descriptors{{signals_, POLLIN, 0}};
   Milliseconds at = configuration_.statistics_interval_ms > 0
                         ? reported_at_ + configuration_.statistics_interval_ms
@@ -93,15 +98,20 @@ void Relay::wait(Milliseconds now) {
     watcher_->wait_for(&descriptors);
     at = std::min(at, watcher_->wakes_at(anybody_idle()));
   }
-  const auto timeout = static_cast<int>(std::clamp<Milliseconds>(at - now, 0, 60'000));
+  const auto timeout = static_cast<int>(std::clamp<Milliseconds>(at - now_ms(), 0, 60'000));
   (void)poll(descriptors.data(), descriptors.size(), timeout);
+  for (const auto &lane : lanes_) lane->heard(descriptors);
 }
 
-void Relay::report(Milliseconds now) {
+void Relay::report_in_time(Milliseconds now) {
   if (configuration_.statistics_interval_ms == 0 ||
       now < reported_at_ + configuration_.statistics_interval_ms)
     return;
   reported_at_ = now;
+  report();
+}
+
+void Relay::report() {
   const auto since = [&](std::int64_t Statistics::*count) {
     return std::to_string(statistics_.*count - reported_.*count);
   };

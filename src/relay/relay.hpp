@@ -31,12 +31,13 @@ class Relay {
   void stop(Milliseconds now);
   bool anybody_idle() const;
   bool ended() const;
-  void wait(Milliseconds now);
-  void report(Milliseconds now);
+  void wait();
+  void report_in_time(Milliseconds now);
+  void report();
   int exit_code() const;
 
   const Configuration &configuration_;
-  int signals_;
+  const int signals_;
   Statistics statistics_, reported_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::unique_ptr<Watcher> watcher_;

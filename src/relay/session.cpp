@@ -88,6 +88,18 @@ Hosts::Hosts(const std::string &connection) {
   default_to("keepalives_interval", "5");
   default_to("keepalives_count", "3");
   default_to("tcp_user_timeout", "30000");
+  // libpq would try the hosts of the environment one after the other, without a limit for each.
+  const auto from_environment = [](const char *variable, std::string *text) {
+    const char *value = std::getenv(variable);
+    if (value && text->empty()) *text = value;
+  };
+  const bool has_service =
+      std::any_of(common.begin(), common.end(), [](const auto &c) { return c.first == "service"; });
+  if (host.empty() && hostaddr.empty() && !has_service && !std::getenv("PGSERVICE")) {
+    from_environment("PGHOST", &host);
+    from_environment("PGHOSTADDR", &hostaddr);
+    from_environment("PGPORT", &port);
+  }
   const std::vector<std::string> hosts = split(host), addresses = split(hostaddr), ports = split(port);
   const size_t count = std::max(hosts.size(), addresses.size());
   for (size_t i = 0; i < count; ++i) {
@@ -115,7 +127,7 @@ PGconn *Hosts::start(size_t attempt) const {
 }
 
 Session::Session(const Hosts &hosts, std::function<void()> on_ready,
-                 std::function<void(const std::string &)> on_failure)
+                 std::function<void(const std::string &, bool)> on_failure)
     : hosts_(hosts), on_ready_(std::move(on_ready)), on_failure_(std::move(on_failure)) {}
 
 Session::~Session() {
@@ -206,8 +218,11 @@ void Session::read() {
     return fail(one_line(PQerrorMessage(connection_)));
   while (connection_ && !sent_.empty() && !PQisBusy(connection_)) {
     Result result(PQgetResult(connection_));
-    if (result) take(std::move(result));
-    // Null ends the results of one statement; its synchronisation point follows.
+    // Null ends the results of one statement; its synchronisation point follows, unless the connection broke.
+    if (result)
+      take(std::move(result));
+    else if (PQstatus(connection_) == CONNECTION_BAD)
+      break;
   }
   if (connection_ && PQstatus(connection_) == CONNECTION_BAD) fail(one_line(PQerrorMessage(connection_)));
 }
@@ -238,15 +253,15 @@ void Session::fail(const std::string &reason) {
   state_ = State::kDown;
   // The next host at once; all of them again after a while.
   static thread_local std::minstd_rand random{std::random_device{}()};
-  ++failures_;
-  const int rounds = failures_ / static_cast<int>(hosts_.count());
-  const bool more = failures_ % static_cast<int>(hosts_.count()) != 0;
-  connect_at_ =
-      now_ms() + (more ? 0 : backoff(kRetry, kRetryMax, rounds, static_cast<std::uint32_t>(random())));
+  const int count = static_cast<int>(hosts_.count());
+  const bool nowhere = ++failures_ % count == 0;
+  const Milliseconds rest =
+      backoff(kRetry, kRetryMax, std::max(failures_ / count, 1), static_cast<std::uint32_t>(random()));
+  connect_at_ = now_ms() + (nowhere ? rest : 0);
   std::deque<Sent> lost;
   lost.swap(sent_);
   for (Sent &sent : lost) sent.callback(Answer{});
-  on_failure_(reason);
+  on_failure_(reason, nowhere);
 }
 
 std::optional<pollfd> Session::waits_for() const {

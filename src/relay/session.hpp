@@ -61,9 +61,10 @@ class Session {
  public:
   using Callback = std::function<void(Answer)>;
 
-  // `on_ready`: connected, again or for the first time. `on_failure`: why not, each time.
+  // `on_ready`: connected, again or for the first time. `on_failure`: the connection broke or could not be
+  // made, and why; `nowhere`: at none of the hosts.
   Session(const Hosts &hosts, std::function<void()> on_ready,
-          std::function<void(const std::string &)> on_failure);
+          std::function<void(const std::string &reason, bool nowhere)> on_failure);
   ~Session();
   Session(const Session &) = delete;
   Session &operator=(const Session &) = delete;
@@ -100,7 +101,7 @@ class Session {
 
   const Hosts &hosts_;
   std::function<void()> on_ready_;
-  std::function<void(const std::string &)> on_failure_;
+  std::function<void(const std::string &, bool)> on_failure_;
   State state_ = State::kDown;
   PGconn *connection_ = nullptr;
   short wanted_ = 0;

@@ -30,11 +30,12 @@ std::string array_of(const std::vector<std::string> &names) {
 
 Watcher::Watcher(const Hosts &hosts, std::vector<std::string> destinations, std::function<void()> news,
                  std::function<void(const std::string &, const std::string &)> versions)
-    : destinations_(array_of(destinations)),
+    : names_(std::move(destinations)),
+      destinations_(array_of(names_)),
       news_(std::move(news)),
       versions_(std::move(versions)),
       session_(
-          hosts, [this] { under_way_ = false; }, [](const std::string &) {}) {}
+          hosts, [this] { under_way_ = 0; }, [](const std::string &, bool) {}) {}
 
 void Watcher::turn(Milliseconds now, bool anybody_idle) {
   session_.turn(now);
@@ -45,27 +46,29 @@ void Watcher::turn(Milliseconds now, bool anybody_idle) {
     }
     return;
   }
-  if (under_way_ || now < ask_at_) return;
+  if (under_way_ > 0 || now < ask_at_) return;
   if (now >= look_at_ && (look_wanted_ || !anybody_idle)) {
     look_at_ = now + kVersionInterval;
     look_wanted_ = false;
-    under_way_ = true;
-    session_.send(
-        "SELECT name, version FROM pg_catalog.unnest($1::text[]) AS name, @outbox_relay_destination(name)",
-        {destinations_}, false, kGrace, [this](Answer answer) {
-          under_way_ = false;
-          if (!answer.good()) return;
-          for (int i = 0; i < answer.rows(); ++i) versions_(answer.text(i, 0), answer.text(i, 1));
-        });
+    for (const std::string &name : names_) {
+      ++under_way_;
+      session_.send("SELECT version FROM @outbox_relay_destination($1)", {name}, false, kGrace,
+                    [this, name](Answer answer) {
+                      if (answer.lost()) return;
+                      --under_way_;
+                      if (answer.good()) versions_(name, answer.text(0, 0));
+                    });
+      if (!session_.ready()) return;
+    }
     return;
   }
   if (!anybody_idle) return;
-  under_way_ = true;
+  ++under_way_;
   const Milliseconds wait = look_wanted_ ? std::max<Milliseconds>(look_at_ - now, 1) : kWait;
   session_.send("CALL @outbox_wait($1::text[], $2::interval)", {destinations_, std::to_string(wait) + " ms"},
                 false, kWait + kGrace, [this](Answer answer) {
-                  under_way_ = false;
                   if (answer.lost()) return;
+                  --under_way_;
                   if (!answer.good()) ask_at_ = now_ms() + kPollInterval;
                   look_wanted_ = true;
                   news_();
@@ -78,7 +81,7 @@ void Watcher::wait_for(std::vector<pollfd> *descriptors) const {
 
 Milliseconds Watcher::wakes_at(bool anybody_idle) const {
   if (!session_.ready()) return std::min(session_.wakes_at(), std::max(ask_at_, now_ms()));
-  if (under_way_) return session_.wakes_at();
+  if (under_way_ > 0) return session_.wakes_at();
   return std::max(ask_at_, anybody_idle ? 0 : look_at_);
 }
 

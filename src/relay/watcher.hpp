@@ -22,11 +22,12 @@ class Watcher {
   Milliseconds wakes_at(bool anybody_idle) const;
 
  private:
+  std::vector<std::string> names_;
   std::string destinations_;  // as an array of SQL
   std::function<void()> news_;
   std::function<void(const std::string &, const std::string &)> versions_;
   Session session_;
-  bool under_way_ = false;
+  size_t under_way_ = 0;      // statements
   bool look_wanted_ = true;   // something was committed since: versions may be others
   Milliseconds look_at_ = 0;  // for those
   Milliseconds ask_at_ = 0;   // after an error

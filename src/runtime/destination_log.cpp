@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "core/reachability.hpp"
 #include "pg/guard.hpp"
 #include "pg/text.hpp"
 #include "runtime/lane.hpp"
@@ -15,19 +16,9 @@ namespace retrysafe::runtime {
 
 namespace {
 
-// A destination that comes and goes, or of which only some shards get through, says so at most this often.
-constexpr Milliseconds kQuietFor = 60'000;
-
-struct Seen {
-  bool unreachable = false;
-  bool logged = false;
-  Milliseconds since = 0;
-  Milliseconds last_line = -kQuietFor;
-};
-
 // Lives as long as the process: no destructor runs.
-std::map<int32, Seen> &seen() {
-  static auto *const map = new std::map<int32, Seen>;
+std::map<int32, Reachability> &seen() {
+  static auto *const map = new std::map<int32, Reachability>;
   return *map;
 }
 
@@ -51,14 +42,7 @@ void log_line(const char *format, ...) noexcept {
 void note_unreachable(int32 destination, const char *name, const char *reason) noexcept {
   try {
     show_error(std::string(name).append(": ").append(reason ? reason : "unreachable").c_str());
-    Seen &s = seen()[destination];
-    if (s.unreachable) return;
-    const Milliseconds now = now_ms();
-    s.unreachable = true;
-    s.since = now;
-    s.logged = now - s.last_line >= kQuietFor;
-    if (!s.logged) return;
-    s.last_line = now;
+    if (!seen()[destination].lost(now_ms())) return;
     log_line("destination \"%s\" is unreachable: %s", name, reason ? reason : "no reason given");
   } catch (...) {
   }
@@ -67,12 +51,9 @@ void note_unreachable(int32 destination, const char *name, const char *reason) n
 void note_reachable(int32 destination, const char *name) noexcept {
   try {
     const auto found = seen().find(destination);
-    if (found == seen().end() || !found->second.unreachable) return;
-    Seen &s = found->second;
-    s.unreachable = false;
-    if (s.logged)
-      log_line("destination \"%s\" is back after %lld s", name,
-               static_cast<long long>((now_ms() - s.since) / 1000));
+    if (found == seen().end()) return;
+    if (const auto away_for = found->second.back(now_ms()))
+      log_line("destination \"%s\" is back after %lld s", name, static_cast<long long>(*away_for / 1000));
   } catch (...) {
   }
 }

@@ -157,8 +157,9 @@ def test_the_schema_may_be_renamed(db, role):
 
 WRITE = {"idem_begin", "idem_try_begin", "idem_complete", "idem_run", "idem_hash", "idem_peek", "outbox_emit",
          "outbox_cancel", "outbox_event_id", "inbox_accept"}
-CONSUME = {"outbox_fetch", "outbox_ack", "outbox_nack", "outbox_renew", "outbox_release", "outbox_record", "outbox_wait"}
-RELAY = CONSUME | {"outbox_relay_destination", "outbox_relay_options", "outbox_options_of_kind"}
+CONSUME = {"outbox_fetch", "outbox_ack", "outbox_nack", "outbox_renew", "outbox_release", "outbox_record", "outbox_wait",
+           "outbox_relay_destination", "outbox_options_of_kind"}
+RELAY = CONSUME | {"outbox_relay_options"}
 ADMIN_ONLY = {"outbox_create_destination", "outbox_alter_destination", "outbox_drop_destination", "outbox_pause",
               "outbox_resume", "outbox_retry", "outbox_discard", "outbox_consent", "outbox_cleanup", "idem_forget",
               "idem_cleanup", "retrysafe_grant", "retrysafe_revoke", "outbox_register_kind"}

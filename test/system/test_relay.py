@@ -1,5 +1,8 @@
 """retrysafe-relay: the publisher outside of the server."""
+import base64
 import collections
+import hashlib
+import hmac
 import json
 import os
 import signal
@@ -104,19 +107,58 @@ def test_what_is_not_delivered_shows_in_the_exit_status(db):
 # --- as a service -----------------------------------------------------------------------------------------------
 
 
-def test_a_commit_is_published_at_once(db):
+def test_a_commit_wakes_it(db, server):
+    """Nothing polls here: without the wake-up an event would come when the sleep ends, after 30 s."""
     destination = null(db)
-    with relay(db, "d") as process:
-        process.ready()
-        latencies = []
-        for i in range(20):
-            begun = time.monotonic()
-            emit(db, f"e{i}")
-            eventually(lambda: len(destination.attempts()) == i + 1)
-            latencies.append(time.monotonic() - begun)
-        assert sorted(latencies)[10] < 0.5, latencies  # no poll of a second stands behind it
-        eventually(lambda: status(db)["delivered"] == 20)
-        assert process.stop() == 0
+    server.set("retrysafe.poll_interval", "1h")
+    try:
+        with relay(db, "d") as process:
+            process.ready()
+            for i in range(20):
+                emit(db, f"e{i}")
+                eventually(lambda: len(destination.attempts()) == i + 1, timeout=15)
+            eventually(lambda: status(db)["delivered"] == 20)
+            assert process.stop() == 0
+    finally:
+        server.set("retrysafe.poll_interval", None)
+
+
+def cpu_seconds(pid):
+    fields = open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_it_does_nothing_while_there_is_nothing_to_do(db):
+    """Also when the far side has closed the connection that the sink keeps."""
+    with Receiver() as receiver:
+        http(db, receiver)
+        with relay(db, "d") as process:
+            process.ready()
+            emit(db, "a")
+            eventually(lambda: status(db)["delivered"] == 1)
+            receiver.stop()
+            before, until = cpu_seconds(process.pid), time.monotonic() + 2
+            eventually(lambda: time.monotonic() > until)
+            assert cpu_seconds(process.pid) - before < 0.5
+
+
+def test_secrets_are_read_again_when_it_is_told(db):
+    directory = db.server.directory
+    (directory / "rotated").write_text("old")
+    with Receiver() as receiver:
+        db.sql("SELECT outbox_create_destination('d', 'pull')")
+        config = f"[destination d]\nkind = http\nurl = {receiver.url}\nsecret_file = rotated\n"
+        with relay(db, config=config) as process:
+            process.ready()
+            (directory / "rotated").write_text("new")
+            os.kill(process.pid, signal.SIGHUP)
+            eventually(lambda: process.lines("options and secrets are read again"))
+            emit(db, "a")
+            eventually(lambda: receiver.requests)
+        request, = receiver.requests
+        signed = f"{request.header('webhook-id')}.{request.header('webhook-timestamp')}.".encode() + request.body
+        signature = base64.b64encode(hmac.new(b"new", signed, hashlib.sha256).digest()).decode()
+        assert request.header("webhook-signature") == f"v1,{signature}"
 
 
 def test_it_holds_no_snapshot_while_it_sleeps(db):
@@ -227,9 +269,7 @@ def test_four_relays_of_which_one_is_killed(db):
         emit_many(db, 4000, keys=80)
         eventually(lambda: len({a.pid for a in destination.attempts()}) == 4, timeout=60)
         relays[0].kill()
-        killed_at = time.monotonic()
         eventually(lambda: status(db)["delivered"] == 4000, timeout=60)
-        assert time.monotonic() - killed_at < 50
         ids = collections.Counter(a.id for a in destination.attempts(DELIVERED))
         assert len(ids) == 4000
         assert sum(ids.values()) - 4000 <= 10 * 8, "no more copies than were in flight"
@@ -247,10 +287,8 @@ def test_a_killed_relay_hands_its_shard_over_within_the_lease(db):
         eventually(lambda: status(db)["holders"])
         first.kill()
     destination.tell("ok")
-    begun = time.monotonic()
     with relay(db, "d"):
-        eventually(lambda: status(db)["delivered"] == 50)
-    assert time.monotonic() - begun < 2 + 3
+        eventually(lambda: status(db)["delivered"] == 50, timeout=2 + 8)
     assert_in_order(destination.attempts(DELIVERED), 10)
 
 
@@ -361,8 +399,12 @@ def test_the_first_host_that_takes_writes(db):
     destination = null(db)
     emit(db, "a")
     connection = f"host=127.0.0.1,{db.server.directory} port=1,{db.server.port} dbname={db.name} user=postgres"
+    with relay(db, "--drain", "d", connection=connection) as process:
+        assert process.wait() == 0, process.log()
+    assert len(destination.attempts(DELIVERED)) == 1
     with relay(db, "d", connection=connection) as process:
-        eventually(lambda: destination.attempts(DELIVERED), message=process.log)
+        emit(db, "b")
+        eventually(lambda: len(destination.attempts(DELIVERED)) == 2)
 
 
 # --- what it is told --------------------------------------------------------------------------------------------
@@ -385,9 +427,15 @@ def test_a_pull_destination_is_described_by_the_configuration_file(db):
             timeout = 5s
             http2 = false
         """
-        with Relay(db, "--drain", config=config) as process:
-            assert process.wait() == 0, process.log()
-            assert "sesame" not in process.log()
+        db.sql("CREATE ROLE courier_of_events LOGIN")
+        try:
+            db.sql("SELECT retrysafe_grant('courier_of_events', 'consume')")  # reads no secret of any destination
+            with Relay(db, "--drain", config=config, connection=db.server.dsn(db.name, "courier_of_events")) as process:
+                assert process.wait() == 0, process.log()
+                assert "sesame" not in process.log()
+        finally:
+            db.sql("DROP OWNED BY courier_of_events")
+            db.sql("DROP ROLE courier_of_events")
         request, = receiver.requests
         assert request.header("Authorization") == "Bearer sesame-of-the-line"
         assert request.header("webhook-signature")

@@ -25,16 +25,16 @@ AS $$
   )
   SELECT 'ROUTINE', f.oid, f.identity
     FROM functions f
-   WHERE CASE access
-         WHEN 'write' THEN f.name IN ('idem_begin', 'idem_try_begin', 'idem_complete', 'idem_run', 'idem_hash',
-                                      'idem_peek', 'outbox_emit', 'outbox_cancel', 'outbox_event_id', 'inbox_accept')
-         WHEN 'consume' THEN f.name IN ('outbox_fetch', 'outbox_ack', 'outbox_nack', 'outbox_renew', 'outbox_release',
-                                        'outbox_record', 'outbox_wait')
-         WHEN 'relay' THEN f.name IN ('outbox_fetch', 'outbox_ack', 'outbox_nack', 'outbox_renew', 'outbox_release',
-                                      'outbox_record', 'outbox_wait', 'outbox_relay_destination', 'outbox_relay_options',
-                                      'outbox_options_of_kind')
-         WHEN 'monitor' THEN f.oid IN (SELECT oid FROM called_by_views)
-         WHEN 'admin' THEN true
+   WHERE CASE
+         WHEN access = 'write'
+         THEN f.name IN ('idem_begin', 'idem_try_begin', 'idem_complete', 'idem_run', 'idem_hash', 'idem_peek', 'outbox_emit',
+                         'outbox_cancel', 'outbox_event_id', 'inbox_accept')
+         WHEN access IN ('consume', 'relay')
+         THEN f.name IN ('outbox_fetch', 'outbox_ack', 'outbox_nack', 'outbox_renew', 'outbox_release', 'outbox_record',
+                         'outbox_wait', 'outbox_relay_destination', 'outbox_options_of_kind')
+              OR (access = 'relay' AND f.name = 'outbox_relay_options')
+         WHEN access = 'monitor' THEN f.oid IN (SELECT oid FROM called_by_views)
+         WHEN access = 'admin' THEN true
          END
   UNION ALL
   SELECT 'TABLE', v.oid, v.identity FROM views v WHERE access IN ('monitor', 'admin')
