@@ -404,6 +404,12 @@ bool cut_behind(const BatchHandle &handle, int64 up_to, HandedOut *out) {
   return true;
 }
 
+void give_back_unless_mine(const BatchHandle &handle, const ShardRow &row) {
+  if (strcmp(row.holder, session_name("session")) == 0) return;
+  free_shard(handle.destination, handle.shard);
+  announce_at_commit();
+}
+
 // --- record ------------------------------------------------------------------------------------------------
 
 const JsonbValue *member(const JsonbValue &object, std::string_view name, JsonbValue *room) {
@@ -513,8 +519,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_ack) {
     int32 delivered = 0;
     if (all || cut_behind(handle, up_to, &out))
       delivered = record_locked(*out.destination, out.batch, nullptr, out.row);
-    if (all && strcmp(out.row.holder, session_name("session")) != 0)
-      free_shard(handle.destination, handle.shard);
+    if (all) give_back_unless_mine(handle, out.row);
     return delivered;
   });
   if (all) {
@@ -586,7 +591,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_record) {
     const TimestampTz rest =
         unreachable ? record_unreachable(*out.destination, out.batch.claim, unreachable, retry_after)
                     : DT_NOBEGIN;
-    if (strcmp(out.row.holder, session_name("session")) != 0) free_shard(handle.destination, handle.shard);
+    give_back_unless_mine(handle, out.row);
     return rest;
   });
   last_destination = handle.destination;

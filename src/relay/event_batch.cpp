@@ -1,11 +1,13 @@
 #include "relay/event_batch.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/batch_handle.hpp"
 #include "core/event_source.hpp"
 #include "core/header_list.hpp"
 #include "core/json_string.hpp"
+#include "core/printable.hpp"
 
 namespace retrysafe::relay {
 
@@ -81,7 +83,15 @@ EventBatch::EventBatch(Result rows, std::string_view database) : rows_(std::move
   }
 }
 
-std::string outcomes_json(const EventBatch &batch, std::span<const Dispatcher::Outcome> outcomes) {
+std::string storable(std::string_view reason, bool utf8) {
+  std::string text = printable(reason, reason.size());
+  if (!utf8)
+    std::replace_if(
+        text.begin(), text.end(), [](char c) { return static_cast<signed char>(c) < 0; }, '?');
+  return text;
+}
+
+std::string outcomes_json(const EventBatch &batch, std::span<const Dispatcher::Outcome> outcomes, bool utf8) {
   using Status = Dispatcher::Status;
   std::string json;
   for (size_t i = 0; i < outcomes.size(); ++i) {
@@ -94,7 +104,7 @@ std::string outcomes_json(const EventBatch &batch, std::span<const Dispatcher::O
     json += '"';
     if (failed && !outcome.reason.empty()) {
       json += ",\"reason\":";
-      write_json_string(json, outcome.reason);
+      write_json_string(json, storable(outcome.reason, utf8));
     }
     if (failed && outcome.retry_after_ms >= 0)
       json.append(",\"retry_after_ms\":").append(std::to_string(outcome.retry_after_ms));

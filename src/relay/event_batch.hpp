@@ -44,7 +44,11 @@ class EventBatch {
   std::vector<Dispatcher::Item> items_;
 };
 
+// What a sink gives as a reason, as the database can store it: on one line, and where its encoding is not
+// UTF-8, in ASCII.
+std::string storable(std::string_view reason, bool utf8);
+
 // What outbox_record is told of the events that were not delivered. Empty: all were.
-std::string outcomes_json(const EventBatch &batch, std::span<const Dispatcher::Outcome> outcomes);
+std::string outcomes_json(const EventBatch &batch, std::span<const Dispatcher::Outcome> outcomes, bool utf8);
 
 }  // namespace retrysafe::relay

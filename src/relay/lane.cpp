@@ -401,10 +401,10 @@ void Lane::lose_batch(const char *why) {
 
 void Lane::record() {
   const auto outcomes = dispatcher_->outcomes();
-  outcomes_ = outcomes_json(*batch_, outcomes);
+  outcomes_ = outcomes_json(*batch_, outcomes, session_.utf8());
   if (outcomes_.empty()) outcomes_ = "{}";
   if (dispatcher_->unreachable()) {
-    away_ = dispatcher_->unreachable_reason();
+    away_ = storable(dispatcher_->unreachable_reason(), session_.utf8());
     const int wait = dispatcher_->unreachable_retry_after_ms();
     if (wait >= 0) away_for_ = milliseconds(wait);
   }

@@ -13,11 +13,10 @@ int main(int count, char **arguments) {
   try {
     // Client libraries start threads, which inherit the blocked signals: they come to the loop and to nobody
     // else.
-    sigset_t stop;
-    sigemptyset(&stop);
-    sigaddset(&stop, SIGTERM);
-    sigaddset(&stop, SIGINT);
-    sigprocmask(SIG_BLOCK, &stop, nullptr);
+    sigset_t ours;
+    sigemptyset(&ours);
+    for (const int number : {SIGTERM, SIGINT, SIGHUP}) sigaddset(&ours, number);
+    sigprocmask(SIG_BLOCK, &ours, nullptr);
     signal(SIGPIPE, SIG_IGN);
     const auto configuration = read_command_line(count, arguments);
     if (!configuration) return kExitDone;

@@ -83,7 +83,8 @@ Hosts::Hosts(const std::string &connection) {
   };
   default_to("target_session_attrs", "read-write");
   default_to("fallback_application_name", "retrysafe-relay");
-  default_to("client_encoding", "UTF8");
+  std::erase_if(common, [](const auto &parameter) { return parameter.first == "client_encoding"; });
+  default_to("client_encoding", "UTF8");  // events leave in it
   default_to("keepalives_idle", "10");
   default_to("keepalives_interval", "5");
   default_to("keepalives_count", "3");
@@ -190,6 +191,8 @@ void Session::prepare() {
     if (answer.rows() == 0) return fail("the extension retrysafe is not installed in this database");
     schema_ = answer.text(0, 0);
     database_ = answer.text(0, 1);
+    const char *encoding = PQparameterStatus(connection_, "server_encoding");
+    utf8_ = encoding && std::string_view(encoding) == "UTF8";
     state_ = State::kReady;
     failures_ = 0;
     on_ready_();

@@ -73,6 +73,8 @@ class Session {
   // The extension's schema, quoted, and a dot.
   const std::string &schema() const { return schema_; }
   const std::string &database() const { return database_; }
+  // Whether the encoding of the database is UTF-8.
+  bool utf8() const { return utf8_; }
 
   using Parameter = std::optional<std::string>;
   // When ready. `@` in the text stands for the schema. `binary`: the form of the answer. An answer that takes
@@ -107,6 +109,7 @@ class Session {
   short wanted_ = 0;
   std::deque<Sent> sent_;
   std::string schema_, database_;
+  bool utf8_ = true;
   size_t attempt_ = 0;
   int failures_ = 0;
   Milliseconds connect_at_ = 0;
