@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <utility>
 #include <vector>
 
 namespace retrysafe::rabbitmq {
@@ -13,16 +14,8 @@ constexpr size_t kUnsentAtMost = 1024 * 1024;
 
 // The numbers are those of AMQP 0-9-1.
 bool is_about_content(int code) {
-  switch (code) {
-    case AMQP_CONTENT_TOO_LARGE:
-    case AMQP_PRECONDITION_FAILED:  // RabbitMQ: larger than max_message_size
-    case AMQP_FRAME_ERROR:
-    case AMQP_SYNTAX_ERROR:
-    case AMQP_UNEXPECTED_FRAME:
-      return true;
-    default:
-      return false;
-  }
+  // RabbitMQ gives the second one for what is above its max_message_size.
+  return code == AMQP_CONTENT_TOO_LARGE || code == AMQP_PRECONDITION_FAILED;
 }
 
 // It does not exist, or may not be written to.
@@ -63,16 +56,19 @@ size_t RabbitmqSink::collect(std::span<retrysafe_outcome> outcomes, int *timeout
 
 void RabbitmqSink::advance() {
   using State = Session::State;
+  // An exception may have left half a message in what goes out, or one that nothing is known of.
+  if (std::exchange(working_, true)) give_up("the work on the connection was interrupted");
   if (session_.state() == State::kClosed && !waiting_.empty()) session_.open();
-  const State before = session_.state();
-  if (before == State::kClosed) return;
+  const bool was_closed = session_.state() == State::kClosed;
   if (session_.advance() == State::kReady) {
     publish();
     session_.advance();
   }
-  if (session_.state() == State::kClosed) lost();
-  patience();
+  if (session_.state() == State::kClosed && !was_closed) lost();
+  if (!unconfirmed_.empty() && Clock::now() >= unconfirmed_.oldest() + timeout_)
+    give_up("no confirmation came within the timeout");
   if (session_.state() == State::kReady && waiting_.empty() && unconfirmed_.empty()) was_idle_ = true;
+  working_ = false;
 }
 
 void RabbitmqSink::publish() {
@@ -149,6 +145,7 @@ void RabbitmqSink::find_culprit(const Closure &closure) {
 // Back to where they came from, in the same order.
 void RabbitmqSink::take_back() {
   std::vector<retrysafe_event> events;
+  events.reserve(unconfirmed_.size());
   unconfirmed_.abandon([&](const retrysafe_event &event) { events.push_back(event); });
   waiting_.insert(waiting_.begin(), events.begin(), events.end());
 }
@@ -169,11 +166,11 @@ void RabbitmqSink::lost() {
   if (!waiting_.empty()) session_.open();
 }
 
-void RabbitmqSink::patience() {
-  if (unconfirmed_.empty() || Clock::now() < unconfirmed_.oldest() + timeout_) return;
-  unreachable("no confirmation came within the timeout");
+void RabbitmqSink::give_up(std::string_view reason) {
+  unreachable(reason);
   session_.close();
   unconfirmed_.restart();
+  blocked_.clear();
   was_idle_ = false;
 }
 

@@ -26,7 +26,7 @@ class RabbitmqSink final : Session::Listener {
   void advance();
   void publish();
   void lost();
-  void patience();
+  void give_up(std::string_view reason);
   int timeout_ms() const;
 
   void on_confirm(uint64_t number, bool multiple, bool taken) override;
@@ -54,6 +54,7 @@ class RabbitmqSink final : Session::Listener {
   // A connection that lay idle may have died unnoticed: that is no failure of the destination, one is made
   // anew.
   bool was_idle_ = false;
+  bool working_ = false;  // in advance(), or thrown out of it
   OutageDetector outage_detector_;
   std::deque<retrysafe_outcome> outcomes_;
 };

@@ -27,6 +27,8 @@ constexpr uint16_t kWantedChannelMax = 1;
 constexpr size_t kShownTextBytes = 180;
 // So much that was sent may stand before what was not.
 constexpr size_t kSentKept = 1024 * 1024;
+// A single large message does not hold its memory for ever.
+constexpr size_t kMemoryKept = 8 * 1024 * 1024;
 // A broker that talks without pause must not keep the caller for ever.
 constexpr size_t kReadAtMost = 4 * 1024 * 1024;
 
@@ -133,6 +135,7 @@ void Session::close() {
   reader_.clear();
   output_.clear();
   sent_ = 0;
+  more_to_read_ = false;
   frame_max_ = kSmallestFrameMax;
   heartbeat_ = milliseconds(0);
   return_awaits_header_ = false;
@@ -176,6 +179,7 @@ Session::State Session::advance() {
 
 Clock::time_point Session::deadline() const {
   if (state_ == State::kClosed) return Clock::time_point::max();
+  if (more_to_read_) return Clock::now();
   Clock::time_point due = state_ == State::kReady ? Clock::time_point::max() : deadline_;
   if (state_ >= State::kSigningIn && heartbeat_.count() > 0) {
     due = std::min(due, last_received_ + 2 * heartbeat_);
@@ -223,10 +227,14 @@ void Session::fail(std::string reason) {
 }
 
 void Session::receive() {
+  more_to_read_ = true;
   for (size_t total = 0; total < kReadAtMost;) {
     const size_t count = transport_.read(reader_.room());
     // What came before the end may tell why it ended.
-    if (count == 0) break;
+    if (count == 0) {
+      more_to_read_ = false;
+      break;
+    }
     total += count;
     last_received_ = Clock::now();
     reader_.received(count);
@@ -416,6 +424,7 @@ void Session::push() {
   if (sent_ == output_.size() || sent_ > kSentKept) {
     output_.erase(0, sent_);
     sent_ = 0;
+    if (output_.empty() && output_.capacity() > kMemoryKept) output_.shrink_to_fit();
   }
   transport_.want_write(unsent() > 0);
 }

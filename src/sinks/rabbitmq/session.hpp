@@ -110,6 +110,7 @@ class Session {
   Decoder decoder_;
   std::string output_;
   size_t sent_ = 0;
+  bool more_to_read_ = false;
 
   State state_ = State::kClosed;
   std::string error_;
