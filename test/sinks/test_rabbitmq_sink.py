@@ -1,14 +1,20 @@
 """The rabbitmq sink against a real broker, and against far sides that are none."""
 import contextlib
 import json
+import os
 import select
 import socket
+import struct
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
+from pika import spec
 
 from brokers.rabbitmq import EXCHANGE, MAX_MESSAGE_BYTES, QUEUE, RabbitMQ
+from scripted_amqp import ScriptedBroker
 from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event
 
 
@@ -229,10 +235,55 @@ def test_what_makes_it_unreachable(broker, options, reason):
     assert reason in outcome.reason and "hunter2" not in outcome.reason + "".join(sink.log_lines)
 
 
+SLOW_RESOLVER = """
+#include <netdb.h>
+#include <unistd.h>
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints, struct addrinfo **result) {
+  usleep(500000);
+  return EAI_AGAIN;
+}
+"""
+
+
+def with_a_slow_resolver():
+    """In a process of its own."""
+    options = {"host": "slow.test", "user": "u", "password": "p", "connect_timeout": 50}
+    with Sink("rabbitmq", options) as sink:
+        for _ in range(2):
+            outcome, = sink.send(event(1))
+            assert (outcome.status, outcome.reason) == (UNREACHABLE, "resolving the host took longer than connect_timeout")
+        assert idle(sink, 1) < 5, "the late answer is taken, and then there is silence"
+        started = time.monotonic()
+        sink.send(event(1))
+    assert time.monotonic() - started < 0.4, "closing does not wait for it"
+
+
+def test_a_resolver_that_is_slow(tmp_path):
+    (tmp_path / "slow.c").write_text(SLOW_RESOLVER)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "slow.so", tmp_path / "slow.c"], check=True)
+    subprocess.run([sys.executable, "-c", "import test_rabbitmq_sink; test_rabbitmq_sink.with_a_slow_resolver()"], check=True,
+                   env=os.environ | {"LD_PRELOAD": str(tmp_path / "slow.so"), "PYTHONPATH": ":".join(sys.path)})
+
+
 def test_an_address_that_is_not_allowed(broker):
     with open_sink(broker, "", host="localhost") as sink:
         outcome = sink.send(event(1))[0]
     assert outcome.status == UNREACHABLE and "retrysafe.allowed_addresses" in outcome.reason
+
+
+def test_a_user_without_rights(broker):
+    broker.control("add_user", "reader", "hunter2")
+    with open_sink(broker, user="reader", password="hunter2") as sink:
+        outcome, = sink.send(event(1))
+        assert (outcome.status, outcome.reason) == (UNREACHABLE, "NOT_ALLOWED - access to vhost '/' refused for user 'reader'")
+        broker.control("set_permissions", "reader", "", "", "")
+        outcome, = sink.send(event(1))
+        assert (outcome.status, outcome.reason) == (
+            UNREACHABLE, "ACCESS_REFUSED - access to exchange 'events' in vhost '/' refused for user 'reader'")
+        broker.control("set_permissions", "reader", "", "events", "")
+        broker.control("close_all_connections", "rights are kept for a while")
+        idle(sink, 0.3)
+        assert sink.send(event(1))[0].status == DELIVERED
 
 
 def test_the_first_of_several_hosts_that_answers(broker):
@@ -272,7 +323,8 @@ def far_side(talk):
 @pytest.mark.parametrize("answer, reason", [
     (b"AMQP\x00\x00\x09\x02", "not AMQP 0-9-1"), (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not AMQP 0-9-1"),
     (b"\x01\x00\x00\xff\xff\xff\xff", "too large"), (b"\x01\x00\x00\x00\x00\x00\x01x!", "without an end"),
-    (b"\x01\x00\x00\x00\x00\x00\x04\xff\xff\xff\xff\xce", "cannot be read"), (b"\x01\x00\x00\x00\x00\x00\x01x\xce", "without a number"),
+    (b"\x01\x00\x00\x00\x00\x00\x04\xff\xff\xff\xff\xce", "not expected from it"), (b"\x01\x00\x00\x00\x00\x00\x01x\xce", "without a number"),
+    (b"\x01\x00\x00\x00\x00\x00\x04\x00\x0a\x00\x0a\xce", "cannot be read"),
     (b"\x02\x00\x01\x00\x00\x00\x00\xce", "belongs to nothing"),
     (b"\x01\x00\x01\x00\x00\x00\x06\x00\x3c\x00\x50\x00\x00\xce", "cannot be read"),
     (b"", "closed the connection while signing in"),
@@ -335,14 +387,16 @@ class Proxy:
 
 
 def idle(sink, seconds):
-    """As a publisher that has no events."""
+    """As a publisher that has no events. How often it was woken."""
     poll = select.poll()
     poll.register(sink.module.wait_fd(sink.handle), select.POLLIN)
-    end = time.monotonic() + seconds
+    end, turns = time.monotonic() + seconds, 0
     while (left := end - time.monotonic()) > 0:
         outcomes, timeout = sink.collect()
         assert not outcomes
         poll.poll(1000 * left if timeout < 0 else min(1000 * left, timeout))
+        turns += 1
+    return turns
 
 
 def test_heartbeats_keep_an_idle_connection(broker):
@@ -467,3 +521,127 @@ def test_plain_talk_to_a_port_for_tls(broker):
     with open_sink(broker, port=broker.tls_port) as sink:
         outcome, = sink.send(event(1))
     assert outcome.status == UNREACHABLE and outcome.reason
+
+
+# -- what a real broker does not do on demand --
+
+def scripted(broker, **options):
+    return Sink("rabbitmq", broker.options() | options)
+
+
+def test_confirmations_in_any_order(broker):
+    def on_message(talk, message):
+        if message.number == 10:
+            for answer in (spec.Basic.Ack(5), spec.Basic.Ack(3, multiple=True), spec.Basic.Ack(5), spec.Basic.Nack(4),
+                           spec.Basic.Ack(99), spec.Basic.Ack(9), spec.Basic.Nack(7, multiple=True),
+                           spec.Basic.Ack(0, multiple=True)):
+                talk.send(answer)
+
+    with ScriptedBroker(on_message) as script, scripted(script) as sink:
+        outcomes = sink.send(*(event(i) for i in range(1, 11)))
+    refused = {4, 6, 7}
+    assert [o.status for o in outcomes] == [FAILED_RETRY if i in refused else DELIVERED for i in range(1, 11)]
+
+
+def test_frames_are_as_small_as_the_broker_wants_them(broker):
+    bodies = []
+
+    def on_message(talk, message):
+        bodies.append(message.body)
+        talk.send(spec.Basic.Ack(message.number))
+
+    payloads = ['"' + "x" * size + '"' for size in (10, 4085, 4086, 4087, 50_000)]
+    with ScriptedBroker(on_message, frame_max=4096, heartbeat=60) as script, scripted(script, heartbeat=7000) as sink:
+        assert {o.status for o in sink.send(*(event(i, payload=p) for i, p in enumerate(payloads)))} == {DELIVERED}
+        talk, = script.talks
+        assert (talk.largest_frame, talk.tuned.frame_max, talk.tuned.heartbeat) == (4096, 4096, 7)
+        assert talk.login.client_properties["connection_name"] == "retrysafe shop/test"
+        too_long, = sink.send(event(9, headers={"x": "y" * 5000}))
+        assert (too_long.status, "4096 bytes" in too_long.reason) == (FAILED_FINAL, True)
+    assert bodies == [p.encode() for p in payloads]
+
+
+def test_a_broker_that_closes_over_every_message(broker):
+    def on_message(talk, message):
+        talk.close_channel(406, "PRECONDITION_FAILED - no")
+
+    with ScriptedBroker(on_message) as script, scripted(script) as sink:
+        outcomes = sink.send(*(event(i) for i in range(10)))
+        assert {(o.status, o.reason) for o in outcomes} == {(FAILED_FINAL, "PRECONDITION_FAILED - no")}
+        assert len(script.talks) == 1
+
+
+@pytest.mark.parametrize("code", [320, 501, 505, 541])
+def test_a_broker_that_closes_the_connection_over_every_message(broker, code):
+    def on_message(talk, message):
+        talk.send(spec.Connection.Close(code, "BECAUSE \x07 of hunter", 60, 40), 0)
+
+    with ScriptedBroker(on_message) as script, scripted(script) as sink:
+        for _ in range(2):
+            outcomes = sink.send(*(event(i) for i in range(10)))
+            assert {(o.status, o.reason) for o in outcomes} == {(UNREACHABLE, "BECAUSE of hunter")}
+        assert len(script.talks) <= 4
+
+
+def test_the_broker_asks_for_a_break(broker):
+    taken = []
+
+    def on_message(talk, message):
+        taken.append(message.number)
+        if message.number == 2:
+            talk.send(spec.Channel.Flow(active=False))
+            threading.Timer(0.3, talk.send, [spec.Channel.Flow(active=True)]).start()
+        else:
+            talk.send(spec.Basic.Ack(message.number))
+
+    with ScriptedBroker(on_message) as script, scripted(script) as sink:
+        assert [o.status for o in sink.send(event(1), event(2))] == [DELIVERED, UNREACHABLE]
+        outcome, = sink.send(event(2))
+        assert (outcome.status, outcome.reason) == (UNREACHABLE, "the broker takes no messages for now: channel.flow")
+        idle(sink, 0.5)
+        assert [o.status for o in sink.send(event(2), event(3))] == [DELIVERED, DELIVERED]
+        assert len(script.talks) == 1 and taken == [1, 2, 3, 4]
+
+
+def test_a_returned_message_with_anything_for_headers(broker):
+    """Tables within tables, as deep as a frame has room for."""
+    nested = b"V" * 10
+    while len(nested) < 130_000 - 500:
+        nested = b"A" + struct.pack(">I", len(nested)) + nested
+    table = b"\x01k" + nested
+
+    def on_message(talk, message):
+        talk.send(spec.Basic.Return(312, "NO_ROUTE", "e", "k"))
+        properties = struct.pack(">HHQH", 60, 0, 0, 1 << 13 | 1 << 7) + struct.pack(">I", len(table)) + table
+        properties += bytes([len(message.properties.message_id)]) + message.properties.message_id.encode()
+        talk.raw(struct.pack(">BHI", 2, 1, len(properties)) + properties + b"\xce")
+        talk.send(spec.Basic.Ack(message.number))
+
+    with ScriptedBroker(on_message) as script, scripted(script) as sink:
+        outcome, = sink.send(event(1))
+    assert (outcome.status, outcome.reason) == (FAILED_RETRY, "no queue took the message: NO_ROUTE")
+
+
+def test_a_broker_that_wants_another_login(broker):
+    with ScriptedBroker(None, mechanisms="EXTERNAL XPLAIN") as script, scripted(script) as sink:
+        outcome, = sink.send(event(1))
+    assert (outcome.status, outcome.reason) == (UNREACHABLE, "the broker does not take user and password (SASL PLAIN)")
+
+
+def test_a_connection_that_breaks_with_messages_in_flight(broker):
+    """What was confirmed is delivered, the rest is unreachable, and nothing is reported twice."""
+    def on_message(talk, message):
+        if message.number == 6:
+            talk.send(spec.Basic.Ack(4, multiple=True))
+            talk.close()
+
+    with ScriptedBroker(on_message) as script, scripted(script) as sink:
+        outcomes = sink.send(*(event(i) for i in range(1, 11)))
+        assert [o.status for o in outcomes] == [DELIVERED] * 4 + [UNREACHABLE] * 6
+        assert idle(sink, 0.2) < 5 and len(script.talks) == 1
+
+
+def test_what_is_in_flight_is_bounded(broker):
+    with ScriptedBroker(lambda talk, message: None) as script, scripted(script, max_in_flight=4) as sink:
+        kept = [event(i) for i in range(6)]
+        assert [sink.submit(one) for one in kept] == [True] * 4 + [False] * 2

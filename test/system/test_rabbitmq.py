@@ -5,6 +5,8 @@ from brokers.contract import Contract, await_delivery, backs_off, create, emit, 
 from brokers.rabbitmq import RabbitMQ
 from conftest import eventually
 
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rabbitmq")]
+
 
 @pytest.fixture(scope="module")
 def broker():

@@ -80,9 +80,57 @@ TEST(FramesTest, WhatCannotBeDecodedIsRefused) {
   for (const std::string &payload : {""s, "\0\x3c\0"s, "\0\x3c\0\x50"s, "\0\x3c\0\x50\0\0\0\0"s,
                                      "\xff\xff\xff\xff"s, "\0\x0a\0\x0a\0\x09\xff\xff\xff\xff"s})
     EXPECT_THROW(decoder.method(payload), ProtocolError);
-  for (const std::string &payload : {""s, "\0\x3c\0\0\0\0\0\0\0\0\0"s, "\0\x3d\0\0\0\0\0\0\0\0\0\0\0\0"s,
-                                     "\0\x3c\0\0\0\0\0\0\0\0\0\0\x80\0\x09x"s})
-    EXPECT_THROW(decoder.header(payload), ProtocolError);
+  for (const std::string &payload :
+       {""s, "\0\x3c\0\0\0\0\0\0\0\0\0"s, "\0\x3d\0\0\0\0\0\0\0\0\0\0\0\0"s,
+        "\0\x3c\0\0\0\0\0\0\0\0\0\0\x80\0\x09x"s, "\0\x3c\0\0\0\0\0\0\0\0\0\0\x20\x80\xff\xff\xff\xff\x01x"s})
+    EXPECT_THROW(message_id_of(payload), ProtocolError);
+}
+
+// A stack of its own for each level would be more than there is.
+TEST(FramesTest, TablesWithinTablesDoNotUseUpTheStack) {
+  std::string nested;
+  for (size_t left = 120'000; left > 10; left -= 5) {
+    const auto inside = static_cast<uint32_t>(left - 5);
+    nested += 'A';
+    for (const int shift : {24, 16, 8, 0}) nested += static_cast<char>(inside >> shift & 0xff);
+  }
+  nested += "VVVVVVVVVV";
+  std::string size;
+  for (const int shift : {24, 16, 8, 0}) size += static_cast<char>((nested.size() + 2) >> shift & 0xff);
+  const std::string table = size + "\x01k" + nested;
+
+  Decoder decoder;
+  EXPECT_THROW(decoder.method("\0\x0a\0\x0a\0\x09"s + table), ProtocolError) << "connection.start";
+  EXPECT_THROW(decoder.method("\0\x32\0\x0a\0\0\x01q\0"s + table), ProtocolError) << "queue.declare";
+  EXPECT_EQ(message_id_of("\0\x3c\0\0\0\0\0\0\0\0\0\0\x20\x80"s + table + "\x02id"), "id");
+}
+
+TEST(FramesTest, TheMessageIdIsFoundBehindAllThatMayComeBeforeIt) {
+  amqp_table_entry_t entry{};
+  entry.key = bytes("name");
+  entry.value.kind = AMQP_FIELD_KIND_UTF8;
+  entry.value.value.bytes = bytes("value");
+  amqp_basic_properties_t properties{};
+  properties.headers = {1, &entry};
+  properties.content_type = properties.content_encoding = properties.correlation_id = properties.reply_to =
+      properties.expiration = properties.type = bytes("something");
+  properties.message_id = bytes("an id");
+  constexpr amqp_flags_t others[] = {AMQP_BASIC_CONTENT_TYPE_FLAG, AMQP_BASIC_CONTENT_ENCODING_FLAG,
+                                     AMQP_BASIC_HEADERS_FLAG,      AMQP_BASIC_DELIVERY_MODE_FLAG,
+                                     AMQP_BASIC_PRIORITY_FLAG,     AMQP_BASIC_CORRELATION_ID_FLAG,
+                                     AMQP_BASIC_REPLY_TO_FLAG,     AMQP_BASIC_EXPIRATION_FLAG,
+                                     AMQP_BASIC_TIMESTAMP_FLAG,    AMQP_BASIC_TYPE_FLAG};
+  for (unsigned chosen = 0; chosen < 1u << std::size(others); ++chosen) {
+    for (const amqp_flags_t own : {amqp_flags_t{0}, amqp_flags_t{AMQP_BASIC_MESSAGE_ID_FLAG}}) {
+      properties._flags = own;
+      for (size_t i = 0; i < std::size(others); ++i)
+        if (chosen >> i & 1) properties._flags |= others[i];
+      std::string stream;
+      ASSERT_TRUE(append_content(1, &properties, "", kSmallestFrameMax, &stream));
+      FrameReader reader;
+      EXPECT_EQ(message_id_of(read(reader, stream, 1000)[0].payload), own ? "an id" : "");
+    }
+  }
 }
 
 TEST(FramesTest, ABodyIsCutIntoFrames) {
@@ -98,11 +146,11 @@ TEST(FramesTest, ABodyIsCutIntoFrames) {
     reader.set_frame_max(frame_max);
     const auto frames = read(reader, stream, 1000);
     ASSERT_EQ(frames.size(), 1 + (size + room - 1) / room);
-    Decoder decoder;
-    const ContentHeader header = decoder.header(frames[0].payload);
-    EXPECT_EQ(header.body_size, size);
-    EXPECT_EQ(view(header.properties->message_id), "an id");
-    std::string body;
+    EXPECT_EQ(message_id_of(frames[0].payload), "an id");
+    std::string body, told = frames[0].payload.substr(4, 8);
+    uint64_t told_size = 0;
+    for (const char c : told) told_size = told_size << 8 | static_cast<unsigned char>(c);
+    EXPECT_EQ(told_size, size);
     for (size_t i = 1; i < frames.size(); ++i) body += frames[i].payload;
     EXPECT_EQ(body, std::string(size, 'x'));
   }

@@ -44,6 +44,30 @@ void close_frame(size_t payload, size_t size, std::string *out) {
   out->push_back(static_cast<char>(AMQP_FRAME_END));
 }
 
+// rabbitmq-c decodes tables within tables by recursion, as deep as the far side likes: a large frame of
+// nested ones would use up the stack. Of what a broker has to say only its greeting holds a table.
+bool may_be_decoded(amqp_method_number_t id, size_t size) {
+  switch (id) {
+    case AMQP_CONNECTION_START_METHOD:
+      return size <= kSmallestFrameMax;
+    case AMQP_CONNECTION_TUNE_METHOD:
+    case AMQP_CONNECTION_OPEN_OK_METHOD:
+    case AMQP_CONNECTION_BLOCKED_METHOD:
+    case AMQP_CONNECTION_UNBLOCKED_METHOD:
+    case AMQP_CONNECTION_CLOSE_METHOD:
+    case AMQP_CHANNEL_OPEN_OK_METHOD:
+    case AMQP_CHANNEL_FLOW_METHOD:
+    case AMQP_CHANNEL_CLOSE_METHOD:
+    case AMQP_CONFIRM_SELECT_OK_METHOD:
+    case AMQP_BASIC_ACK_METHOD:
+    case AMQP_BASIC_NACK_METHOD:
+    case AMQP_BASIC_RETURN_METHOD:
+      return true;
+    default:
+      return false;
+  }
+}
+
 }  // namespace
 
 void FrameReader::clear() {
@@ -92,25 +116,35 @@ Method Decoder::method(std::string_view payload) {
   if (payload.size() < kMethodNumber) throw ProtocolError("the broker sent a method without a number");
   Method method{get<amqp_method_number_t>(payload.data()), nullptr};
   payload.remove_prefix(kMethodNumber);
+  if (!may_be_decoded(method.id, payload.size()))
+    throw ProtocolError("the broker sent a method that is not expected from it");
   const int status = amqp_decode_method(method.id, &pool_, bytes(payload), &method.decoded);
   if (status == AMQP_STATUS_NO_MEMORY) throw std::bad_alloc();
   if (status != AMQP_STATUS_OK) throw ProtocolError("the broker sent a method that cannot be read");
   return method;
 }
 
-ContentHeader Decoder::header(std::string_view payload) {
-  recycle_amqp_pool(&pool_);
-  if (payload.size() < kContentHead) throw ProtocolError("the broker sent a message without a header");
-  const auto class_id = get<uint16_t>(payload.data());
-  const auto body_size = get<uint64_t>(payload.data() + 4);
-  payload.remove_prefix(kContentHead);
-  void *properties = nullptr;
-  const int status = class_id == AMQP_BASIC_CLASS
-                         ? amqp_decode_properties(class_id, &pool_, bytes(payload), &properties)
-                         : AMQP_STATUS_BAD_AMQP_DATA;
-  if (status == AMQP_STATUS_NO_MEMORY) throw std::bad_alloc();
-  if (status != AMQP_STATUS_OK) throw ProtocolError("the broker sent a header that cannot be read");
-  return {body_size, static_cast<const amqp_basic_properties_t *>(properties)};
+// Read by hand: the table of headers, which comes first, is whatever the broker wants it to be.
+std::string_view message_id_of(std::string_view payload) {
+  const auto take = [&](size_t count) {
+    if (payload.size() < count) throw ProtocolError("the broker sent a header that cannot be read");
+    const std::string_view taken = payload.substr(0, count);
+    payload.remove_prefix(count);
+    return taken;
+  };
+  const auto short_string = [&] { return take(get<uint8_t>(take(1).data())); };
+  if (get<uint16_t>(take(kContentHead).data()) != AMQP_BASIC_CLASS)
+    throw ProtocolError("the broker sent a header that cannot be read");
+  const auto flags = get<uint16_t>(take(2).data());
+  if (flags & AMQP_BASIC_CONTENT_TYPE_FLAG) short_string();
+  if (flags & AMQP_BASIC_CONTENT_ENCODING_FLAG) short_string();
+  if (flags & AMQP_BASIC_HEADERS_FLAG) take(get<uint32_t>(take(4).data()));
+  if (flags & AMQP_BASIC_DELIVERY_MODE_FLAG) take(1);
+  if (flags & AMQP_BASIC_PRIORITY_FLAG) take(1);
+  if (flags & AMQP_BASIC_CORRELATION_ID_FLAG) short_string();
+  if (flags & AMQP_BASIC_REPLY_TO_FLAG) short_string();
+  if (flags & AMQP_BASIC_EXPIRATION_FLAG) short_string();
+  return flags & AMQP_BASIC_MESSAGE_ID_FLAG ? short_string() : std::string_view();
 }
 
 void append_protocol_header(std::string *out) {

@@ -72,11 +72,6 @@ struct Method {
   }
 };
 
-struct ContentHeader {
-  uint64_t body_size;
-  const amqp_basic_properties_t *properties;
-};
-
 class Decoder {
  public:
   Decoder();
@@ -84,13 +79,15 @@ class Decoder {
   Decoder(const Decoder &) = delete;
   Decoder &operator=(const Decoder &) = delete;
 
-  // Both throw ProtocolError.
+  // Throws ProtocolError.
   Method method(std::string_view payload);
-  ContentHeader header(std::string_view payload);
 
  private:
   amqp_pool_t pool_;
 };
+
+// The property message-id of a content header, empty when there is none. Throws ProtocolError.
+std::string_view message_id_of(std::string_view header_payload);
 
 // These append to `out`.
 void append_protocol_header(std::string *out);

@@ -139,7 +139,6 @@ void Session::close() {
   frame_max_ = kSmallestFrameMax;
   heartbeat_ = milliseconds(0);
   return_awaits_header_ = false;
-  return_body_left_ = 0;
   state_ = State::kClosed;
 }
 
@@ -258,20 +257,13 @@ void Session::take(const Frame &frame) {
       const Method method = decoder_.method(frame.payload);
       return frame.channel == 0 ? take_from_connection(method) : take_from_channel(method);
     }
-    case AMQP_FRAME_HEADER: {
+    case AMQP_FRAME_HEADER:
       if (!return_awaits_header_) throw ProtocolError("the broker sent a header that belongs to nothing");
-      const ContentHeader header = decoder_.header(frame.payload);
       return_awaits_header_ = false;
-      return_body_left_ = header.body_size;
-      if (header.properties->_flags & AMQP_BASIC_MESSAGE_ID_FLAG)
-        listener_.on_return(view(header.properties->message_id), return_reason_);
-      return;
-    }
-    case AMQP_FRAME_BODY:
-      return_body_left_ -= std::min<uint64_t>(return_body_left_, frame.payload.size());
-      return;
+      return listener_.on_return(message_id_of(frame.payload), return_reason_);
     default:
-      return;  // a heart-beat: that it came is all it says
+      // The body of a message that is given back, which we have, or a heart-beat, which says all by coming.
+      return;
   }
 }
 
@@ -352,7 +344,6 @@ void Session::tune(const Method &method) {
 void Session::open_channel() {
   state_ = State::kOpeningChannel;
   return_awaits_header_ = false;
-  return_body_left_ = 0;
   amqp_channel_open_t method{};
   append_method(kChannel, AMQP_CHANNEL_OPEN_METHOD, &method, &output_);
 }

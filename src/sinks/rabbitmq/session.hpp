@@ -121,10 +121,9 @@ class Session {
   std::chrono::milliseconds heartbeat_{0};
   Clock::time_point last_sent_{}, last_received_{};
 
-  // A message that is being given back: why, until its header tells which; then what is left of its body.
+  // Why a message is given back; its header, which comes next, tells which one.
   std::string return_reason_;
   bool return_awaits_header_ = false;
-  uint64_t return_body_left_ = 0;
 };
 
 }  // namespace retrysafe::rabbitmq
