@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/event_fields.hpp"
+#include "core/printable.hpp"
 #include "sinks/redis/command.hpp"
 
 namespace retrysafe::redis {
@@ -13,6 +15,8 @@ namespace {
 constexpr size_t kMaxUnsentBytes = 1024 * 1024;
 // WAIT ends by itself after `timeout`; its answer needs some time too.
 constexpr std::chrono::seconds kGrace{1};
+// proto-max-bulk-len cannot be set lower.
+constexpr size_t kSmallestLimit = 1024 * 1024;
 
 }  // namespace
 
@@ -51,6 +55,8 @@ size_t RedisSink::collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms
 void RedisSink::advance() {
   if (session_.advance() == Session::State::kReady) {
     opening_ = false;
+    // A large payload takes its time on a slow network.
+    if (std::exchange(bytes_sent_, session_.bytes_sent()) != session_.bytes_sent()) be_patient();
     receive();
   }
   if (session_.state() == Session::State::kClosed) {
@@ -77,6 +83,7 @@ void RedisSink::send() {
   }
   if (!was_under_way) be_patient();
   session_.push();
+  bytes_sent_ = session_.bytes_sent();
 }
 
 void RedisSink::receive() {
@@ -115,7 +122,11 @@ void RedisSink::take(const Reply &reply) {
 void RedisSink::take_error(const Pending &pending, std::string_view error) {
   const std::string reason = reason_of(error, target_.password);
   const uint64_t tag = pending.event.tag;
-  switch (judge(error)) {
+  Verdict verdict = judge(error);
+  // Not to be believed: it would make a dead letter of every event.
+  if (verdict == Verdict::kTooLarge && pending.event.payload.size < kSmallestLimit)
+    verdict = Verdict::kElsewhere;
+  switch (verdict) {
     case Verdict::kTooLarge:
       outage_detector_.answered();
       settle(tag, RETRYSAFE_FAILED_FINAL, "too large for the server: " + reason);
@@ -124,7 +135,7 @@ void RedisSink::take_error(const Pending &pending, std::string_view error) {
     case Verdict::kStream:
       // Where all events go to one stream, nothing passes until somebody puts it right.
       settle(tag, target_.stream.is_constant() ? RETRYSAFE_UNREACHABLE : RETRYSAFE_FAILED_RETRY,
-             "stream \"" + pending.stream + "\": " + reason);
+             reason + ", stream \"" + printable(pending.stream, kMaxNameBytes) + "\"");
       break;
     case Verdict::kElsewhere:
       // Behind the name of the host there may be another server by now.

@@ -22,7 +22,7 @@ class RedisSink {
 
   int wait_fd() const { return session_.wait_fd(); }
   bool submit(const retrysafe_event &event);
-  void flush() {}  // collect follows
+  void flush() { advance(); }
   size_t collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms);
 
  private:
@@ -57,6 +57,7 @@ class RedisSink {
   size_t stored_ = 0;         // events in them
   bool renew_ = false;        // this connection is to be given up once nothing is under way
   Clock::time_point deadline_{};
+  uint64_t bytes_sent_ = 0;  // when it was last looked at
   OutageDetector outage_detector_;
   std::deque<retrysafe_outcome> outcomes_;
 };

@@ -165,8 +165,7 @@ void Session::take_greeting() {
   while (greetings_ > 0 && next_reply(&reply)) {
     // Not allowed to do what was only a question: the rest will show.
     const bool harmless = reply.text.starts_with("NOPERM ");
-    if (reply.type == Reply::Type::kError && !harmless)
-      return fail(reason_of(reply.text, target_.password));
+    if (reply.type == Reply::Type::kError && !harmless) return fail(reason_of(reply.text, target_.password));
     --greetings_;
   }
   if (state_ != State::kGreeting || greetings_ > 0) return;
@@ -216,6 +215,8 @@ void Session::push() {
   } else if (output_.empty()) {
     output_.swap(commands_);
   } else {
+    output_.erase(0, output_sent_);
+    output_sent_ = 0;
     output_ += commands_;
     commands_.clear();
   }
@@ -233,6 +234,7 @@ void Session::write_socket() {
     if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (size < 0) break;
     output_sent_ += static_cast<size_t>(size);
+    bytes_sent_ += static_cast<uint64_t>(size);
   }
   output_.clear();
   output_sent_ = 0;

@@ -43,6 +43,8 @@ class Session {
   std::string &commands() { return commands_; }
   size_t unsent() const { return commands_.size() + output_.size() - output_sent_; }
   void push();
+  // All that the network has taken, for whoever wants to know whether it goes on.
+  uint64_t bytes_sent() const { return bytes_sent_; }
   // False: there is none yet, or the connection has ended and this was the last.
   bool next_reply(Reply *reply);
 
@@ -72,7 +74,8 @@ class Session {
   std::string commands_;  // in the clear
   std::string output_;    // as the network gets it, up to output_sent_ already gone
   size_t output_sent_ = 0;
-  std::string ended_;     // why no more comes; what came before is still read
+  std::string ended_;  // why no more comes; what came before is still read
+  uint64_t bytes_sent_ = 0;
   size_t greetings_ = 0;  // replies to the commands of the greeting that are missing
 };
 

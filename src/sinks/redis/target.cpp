@@ -22,9 +22,8 @@ Target::Target(const sink::Options &options)
   if (!username.empty() && password.empty())
     throw std::invalid_argument("option \"username\" needs option \"password\"");
   if (options.flag("tls", false)) {
-    tls = std::make_shared<TlsContext>(std::string(options.text("ca_file")),
-                                       std::string(options.text("cert_file")),
-                                       std::string(options.text("key_file")));
+    tls.emplace(std::string(options.text("ca_file")), std::string(options.text("cert_file")),
+                std::string(options.text("key_file")));
   } else {
     // Whoever names certificates wants TLS, and must not get a connection without it.
     for (const char *name : {"ca_file", "cert_file", "key_file"})

@@ -3,7 +3,8 @@
 
 #include <chrono>
 #include <cstddef>
-#include <memory>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -29,7 +30,7 @@ struct Target {
   std::chrono::milliseconds timeout, connect_timeout;
   std::string source;  // empty: the event's own
   AddressFilter addresses;
-  std::shared_ptr<TlsContext> tls;  // null: without
+  std::optional<TlsContext> tls;
 };
 
 }  // namespace retrysafe::redis

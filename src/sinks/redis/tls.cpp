@@ -3,7 +3,6 @@
 #include <openssl/err.h>
 #include <openssl/x509v3.h>
 
-#include <climits>
 #include <new>
 #include <stdexcept>
 
@@ -25,6 +24,7 @@ TlsContext::TlsContext(const std::string &ca_file, const std::string &cert_file,
   ERR_clear_error();
   SSL_CTX *const context = context_.get();
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
+  SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION);  // so that writing never waits for reading
   SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
   // Else a password of the key would be asked for on a terminal.
   SSL_CTX_set_default_passwd_cb(context, [](char *, int, int, void *) { return 0; });
@@ -87,7 +87,11 @@ bool Tls::decrypt(std::string *out) {
 bool Tls::encrypt(std::string_view text) {
   size_t written = 0;
   ERR_clear_error();
-  return text.empty() || goes_on(SSL_write_ex(ssl_.get(), text.data(), text.size(), &written));
+  const int result = SSL_write_ex(ssl_.get(), text.data(), text.size(), &written);
+  if (result == 1) return true;
+  error_ = "TLS: the connection takes no data";
+  (void)goes_on(result);
+  return false;
 }
 
 void Tls::take_output(std::string *out) {

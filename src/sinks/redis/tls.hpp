@@ -35,7 +35,7 @@ class Tls {
   bool is_ready() const { return SSL_is_init_finished(ssl_.get()); }
   // What the other side said, appended. False: it did not hold to the protocol, or said that it ends.
   bool decrypt(std::string *out);
-  bool encrypt(std::string_view text);
+  bool encrypt(std::string_view text);  // not empty
   // Bytes that have to go to the network, appended.
   void take_output(std::string *out);
 
