@@ -45,7 +45,8 @@ typedef struct retrysafe_sink_config {
   void (*log)(const char *message);
 } retrysafe_sink_config;
 
-/* An event. It stays where it is, as does what it points to, until its outcome was collected or the sink closed. */
+/* An event. It stays where it is, as does what it points to, until its outcome was collected or the sink
+ * closed. */
 typedef struct retrysafe_event {
   uint64_t tag;      /* names the event in the outcome; unique among the events in flight */
   retrysafe_text id; /* UUID, 36 characters: the same for every copy of this event */
@@ -100,8 +101,8 @@ typedef struct retrysafe_sink_module {
   /* Takes one event. Returns 1 when taken, 0 when the sink is full: collect, then offer it again. */
   int (*submit)(retrysafe_sink *sink, const retrysafe_event *event);
 
-  /* No more events follow for now: sinks that gather events send what they have. Collect is called next, before
-   * anybody waits for wait_fd. */
+  /* No more events follow for now: sinks that gather events send what they have. Collect is called next,
+   * before anybody waits for wait_fd. */
   void (*flush)(retrysafe_sink *sink);
 
   /* Works without blocking and hands over up to `capacity` outcomes; returns their number. `*timeout_ms`
