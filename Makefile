@@ -3,6 +3,7 @@
 #   PG_CONFIG=/path/to/pg_config   the server to build for
 #   SINKS="http postgres"          which destination modules to build; by default those whose client library is here
 #   FAULT_POINTS=1                 test builds: named places that fail on command
+#   NULL_SINK=1                    the test sink without them: what benchmarks measure
 #   WERROR=1                       warnings are errors (what CI does)
 
 EXTENSION    = retrysafe
@@ -23,9 +24,9 @@ REGRESS_OPTS = --outputdir=build/regress
 # Where systemd looks, for a server that belongs to the system.
 systemd_unit_dir ?= $(if $(filter /usr/%,$(bindir)),/usr,$(patsubst %/bin,%,$(bindir)))/lib/systemd/system
 
-# The null sink misbehaves on command: for tests only.
+# The null sink misbehaves on command: for tests and benchmarks only.
 ifndef SINKS
-kinds       := $(sort $(filter-out core server relay $(if $(FAULT_POINTS),,null),$(shell awk '$$2 ~ /\.cpp$$/ { print $$1 }' src/sources.txt)))
+kinds       := $(sort $(filter-out core server relay $(if $(FAULT_POINTS)$(NULL_SINK),,null),$(shell awk '$$2 ~ /\.cpp$$/ { print $$1 }' src/sources.txt)))
 missing_of   = $(foreach package,$(patsubst pkg:%,%,$(filter pkg:%,$(call source_list,$(1)))),$(shell pkg-config --exists $(package) || echo $(package)))
 $(foreach kind,$(kinds),$(eval missing_$(kind) := $(call missing_of,$(kind))))
 $(foreach kind,$(kinds),$(if $(missing_$(kind)),$(info destinations of kind "$(kind)" are left out: pkg-config does not find $(missing_$(kind)))))

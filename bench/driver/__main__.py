@@ -6,9 +6,10 @@ import subprocess
 import sys
 import traceback
 
-from driver import build, drains, ending, http, latency, memory, micro, report, retention, start, wakeup, writes
+from driver import (brokers, build, drains, ending, http, latency, memory, micro, publishers, report, retention, start, wakeup,
+                    writes)
 from driver.goals import GOALS
-from driver.results import Result, Table
+from driver.results import Result, Table, one_line
 from driver.run import Run
 
 # What is measured together. Each part has a server of its own, and one that fails costs the others nothing.
@@ -24,6 +25,8 @@ PARTS = (
     (("H1",), http.measure),
     (("R1",), retention.measure),
     (("M1",), memory.measure),
+    (("B1",), brokers.measure),
+    (("B2",), publishers.measure),
 )
 
 MICRO = "MICRO"     # no goal: the micro-benchmarks
@@ -53,14 +56,14 @@ def main():
                     results.update({name: measured[name] for name in wanted})
                 except Exception as error:
                     traceback.print_exc()
-                    results.update({name: Result(failure=_reason(error)) for name in wanted})
+                    results.update({name: Result(failure=one_line(error)) for name in wanted})
                 report.write(folder, results, extra_tables, how)
         if run.wants(MICRO):
             try:
                 extra_tables += micro.measure(run)
             except Exception as error:
                 traceback.print_exc()
-                extra_tables.append(Table(micro.TITLE, ["failed"], [[_reason(error)]]))
+                extra_tables.append(Table(micro.TITLE, ["failed"], [[one_line(error)]]))
                 failed.append(MICRO)
             report.write(folder, results, extra_tables, how)
     except ending.Ended as end:
@@ -70,8 +73,9 @@ def main():
     report.write(folder, results, extra_tables, how)
     report.print_results(results, extra_tables)
     failed += [name for name, result in results.items() if result.mark == "failed"]
-    reached = sum(result.mark == "pass" for result in results.values())
-    print(f"\n{reached} of {len(results)} goals reached; failed: {', '.join(failed) or 'none'}; {folder}/README.md")
+    judged = [result for name, result in results.items() if GOALS[name].goal]
+    reached = sum(result.mark == "pass" for result in judged)
+    print(f"\n{f'{reached} of {len(judged)} goals reached; ' if judged else ''}failed: {', '.join(failed) or 'none'}; {folder}/README.md")
     return exit_code or bool(failed)
 
 
@@ -95,12 +99,6 @@ def _arguments():
     if unknown or not goals:
         parser.error(f"unknown goals: {', '.join(unknown)}; there are {', '.join([*GOALS, MICRO])}")
     return arguments, goals
-
-
-def _reason(error):
-    """One line for a table."""
-    line = (str(error) or type(error).__name__).partition("\n")[0]
-    return line.replace("|", "\\|")
 
 
 try:

@@ -44,7 +44,7 @@ class NodeRelay(queues.Queue):
 def measure(run):
     # The relay takes several times as long for each event.
     pending, of_relay = run.size(full=200_000, quick=15_000), run.size(full=60_000, quick=15_000)
-    with _receiver() as (port, url), Cluster() as cluster, contextlib.ExitStack() as at_end:
+    with receiver() as (port, url), Cluster() as cluster, contextlib.ExitStack() as at_end:
         limit = _limit(port)
         candidates = [HttpWorker(url)] + ([NodeRelay(url)] if relay.available() else [])
         present, missing = subjects.create_all(cluster, candidates)
@@ -82,8 +82,8 @@ def measure(run):
 
 
 @contextlib.contextmanager
-def _receiver():
-    """Yields its port and URL."""
+def receiver():
+    """The web server; yields its port and URL."""
     process = subprocess.Popen([build.program("http/receiver.cpp")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         port = int(process.stdout.readline())

@@ -52,9 +52,9 @@ def idle(run):
                         sessions[name].round(count)
             rounds = {name: session.finish() for name, session in sessions.items()}
         left_behind = footprint.table("L1: one event at a time over HTTP", "event")
-    middle, high = _percentile(rounds, 50), _percentile(rounds, 99)
+    middle, high = percentiles(rounds, 50), percentiles(rounds, 99)
     return {"L1": Result(
-        measured=[_line(name, middle[name], high[name]) for name in rounds],
+        measured=[line(name, middle[name], high[name]) for name in rounds],
         checks=[Check(f"p50 {_range(middle[OURS])}", median(middle[OURS]) < 0.5),
                 Check(f"p99 {_range(high[OURS])}", median(high[OURS]) < 1.5)],
         missing=missing, settings=SETTINGS, footprint=left_behind,
@@ -78,14 +78,14 @@ def busy(run):
                 written = len(stop())
             rounds = {OURS: session.finish()}
         left_behind = footprint.table("L2: events over HTTP beside requests")
-    middle, high = _percentile(rounds, 50)[OURS], _percentile(rounds, 99)[OURS]
+    middle, high = percentiles(rounds, 50)[OURS], percentiles(rounds, 99)[OURS]
     return {"L2": Result(
-        measured=[_line(OURS, middle, high), f"{written:,} requests were written meanwhile"],
+        measured=[line(OURS, middle, high), f"{written:,} requests were written meanwhile"],
         checks=[Check(f"p99 {_range(high)}", median(high) < 10)], settings=SETTINGS, footprint=left_behind,
         charts=[Bars("L2: from COMMIT to receipt, with 2,000 requests a second beside", "ms", {"p50": middle, "p99": high})])}
 
 
-class _Session:
+class Session:
     """Emits at a steady rate into one database, whose events go to a receiver of its own. What carries them there runs only
     while it is measured: the others would be disturbed by it."""
 
@@ -129,11 +129,11 @@ def _sessions(cluster, databases):
                 cluster.sql("SELECT retrysafe.outbox_create_destination('receiver', 'http', %s, event_types => '{measured}')",
                             (json.dumps({"url": url}),), database)
             connection = at_end.enter_context(cluster.connect(database, autocommit=False))
-            sessions[subject] = _Session(subject, connection, receiver, carrier)
+            sessions[subject] = Session(subject, connection, receiver, carrier)
         yield sessions
 
 
-def _percentile(rounds, percent):
+def percentiles(rounds, percent):
     return {name: [percentile(values, percent) for values in each] for name, each in rounds.items()}
 
 
@@ -141,5 +141,5 @@ def _range(values):
     return f"{median(values):.2f} ms ({min(values):.2f}–{max(values):.2f})"
 
 
-def _line(name, middle, high):
+def line(name, middle, high):
     return f"{name}: p50 {median(middle):.2f} ms, p99 {median(high):.2f} ms"

@@ -27,6 +27,11 @@ def rate(per_second):
     return f"{per_second / 1000:.1f} k/s" if per_second >= 10_000 else f"{per_second:,.0f}/s"
 
 
+def rates(per_second):
+    """Of rounds: the median, and the range."""
+    return f"{rate(median(per_second))} ({rate(min(per_second))}–{rate(max(per_second))})"
+
+
 def size(count):
     for unit, factor in (("GB", 1 << 30), ("MB", 1 << 20), ("kB", 1 << 10)):
         if abs(count) >= factor:

@@ -115,7 +115,7 @@ class Worker(Queue):
     def drain(self, connection):
         execute(connection, "SELECT retrysafe.outbox_resume('counter')")
         # Not too often: the view costs a millisecond or two on one of few cores.
-        wait(lambda: execute(connection, "SELECT backlog FROM retrysafe.outbox_status")[0][0] == 0, "the backlog to go", every=0.02)
+        wait(lambda: self.is_drained(connection), "the backlog to go", every=0.02)
         # From the record of the first batch to that of the last one: a worker takes a paused destination up again within
         # a second, which is no part of the work.
         between = execute(connection, """
@@ -123,6 +123,9 @@ class Worker(Queue):
                                     - (SELECT sent_at FROM retrysafe.outbox_events WHERE event_key = 'event-' || %s))::float8""",
             (self.emitted, self.emitted - self.pending + 1))[0][0]
         return between * self.pending / (self.pending - self.batch)
+
+    def is_drained(self, connection):
+        return execute(connection, "SELECT backlog FROM retrysafe.outbox_status")[0][0] == 0
 
 
 def by_hand(batch, subject=subjects.HANDWRITTEN, **names):

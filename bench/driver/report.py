@@ -24,7 +24,7 @@ FOOTPRINT = ("Dead rows and sizes are those after the whole benchmark; of an ind
 def print_results(results, extra_tables):
     """For the terminal."""
     for name, result in results.items():
-        print(f"{name:<3} {result.mark.upper():<13} goal: {GOALS[name].goal}")
+        print(f"{name:<3} {result.mark.upper():<13} goal: {GOALS[name].goal or 'none'}")
         for check in result.checks:
             print(f"      {({True: '+', False: '-', None: '?'}[check.met])} {check.text}")
         for line in _measured(result):
@@ -40,7 +40,7 @@ def write(folder, results, extra_tables, how):
     folder.mkdir(parents=True, exist_ok=True)
     lines = ["# Benchmarks", "", GENERATED, "", LEGEND, "", *(f"* {line}" for line in [*how, *_machine()]), ""]
     lines += _table(["#", "work", "goal", "measured", "ratio or value that is judged", ""],
-                    [[name, GOALS[name].work, GOALS[name].goal, "<br>".join(_measured(result)),
+                    [[name, GOALS[name].work, GOALS[name].goal or "none", "<br>".join(_measured(result)),
                       "<br>".join(check.text for check in result.checks), result.mark] for name, result in results.items()])
     lines += [""] + [f"* {name}: {result.settings}" for name, result in results.items() if result.settings]
     # Goals that were measured together have one in common.

@@ -2,6 +2,12 @@
 from dataclasses import dataclass, field
 
 
+def one_line(error):
+    """What a table says of an exception."""
+    line = (str(error) or type(error).__name__).partition("\n")[0]
+    return line.replace("|", "\\|")
+
+
 @dataclass
 class Check:
     """One condition of a goal: what was measured, and whether it is enough; None: it could not be measured."""
@@ -37,7 +43,7 @@ class Table:
 @dataclass
 class Result:
     measured: list = field(default_factory=list)    # lines of text
-    checks: list = field(default_factory=list)
+    checks: list = field(default_factory=list)      # none where there is no goal
     missing: list = field(default_factory=list)     # references that could not be measured, and why
     failure: str = ""                               # why there is nothing else here
     settings: str = ""                              # of the server, beside those of every cluster
@@ -49,7 +55,7 @@ class Result:
         if self.failure:
             return "failed"
         if not self.checks:
-            return "not measured"
+            return "measured" if self.measured else "not measured"
         if any(check.met is False for check in self.checks):
             return "short"
         return "pass" if all(check.met for check in self.checks) else "incomplete"

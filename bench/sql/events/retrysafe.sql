@@ -1,7 +1,7 @@
-CREATE PROCEDURE emit_events(first integer, last integer, per_transaction integer) LANGUAGE plpgsql AS $$
+CREATE PROCEDURE emit_events(first integer, last integer, per_transaction integer, keys integer DEFAULT 10000) LANGUAGE plpgsql AS $$
 BEGIN
   FOR start IN first..last BY per_transaction LOOP
-    PERFORM retrysafe.outbox_emit(NULL, 'event-' || n, 'order.placed', event_payload(n), 'customer-' || n % 10000)
+    PERFORM retrysafe.outbox_emit(NULL, 'event-' || n, 'order.placed', event_payload(n), 'customer-' || n % keys)
        FROM generate_series(start, start + per_transaction - 1) AS n;
     COMMIT;
   END LOOP;

@@ -25,9 +25,9 @@ JARS = HERE.parents[3] / "build/kafka"
 TOPIC = "events"
 USER, PASSWORD = "shop", "correct-horse"  # may do everything
 GUEST = "guest"  # may do nothing; the same password
+CLASSES = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{JARS}/*"]
 # Short-lived, so the quick compiler and the collector without threads.
-JAVA = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m",
-        "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{JARS}/*"]
+JAVA = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", *CLASSES]
 
 
 def fetch():
@@ -73,8 +73,10 @@ def make_certificate(directory):
 class Kafka(Broker):
     kind = "kafka"
 
-    def __init__(self, tls=False):
+    def __init__(self, tls=False, java=JAVA):
+        """`java`: the command that runs the server."""
         fetch()
+        self._java = java
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-kafka-"))
         self.directory.chmod(0o755)
         self.port, self.login_port, self.tls_port, controller = free_ports(4)
@@ -126,7 +128,7 @@ class Kafka(Broker):
         if not (self.directory / "data").exists():
             self._format()
         with open(self.directory / "log", "a") as log:
-            self._process = subprocess.Popen([*JAVA, "kafka.Kafka", self.directory / "server.properties"], stdout=log,
+            self._process = subprocess.Popen([*self._java, "kafka.Kafka", self.directory / "server.properties"], stdout=log,
                                              stderr=log, cwd=self.directory, preexec_fn=die_with_parent)
         deadline = time.monotonic() + 60
         made = False
