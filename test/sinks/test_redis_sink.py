@@ -354,8 +354,9 @@ def test_a_server_that_does_not_get_to_authentication(server, sinks):
 def test_closing_with_events_under_way(server, sinks):
     with Fake(lambda words: b"+OK\r\n" if words[0] != b"XADD" else b"") as fake:
         sink = sinks(fake)
-        for number in range(10):
-            sink.submit(event(number))
+        events = list(map(event, range(10)))
+        for e in events:
+            assert sink.submit(e)
         eventually(lambda: sink.collect() and fake.seen(b"XADD"))
         sink.close()
 

@@ -24,7 +24,7 @@ RedisSink::RedisSink(const sink::Options &options) : target_(options), session_(
 
 bool RedisSink::submit(const retrysafe_event &event) {
   if (events_.size() + stored_ >= target_.max_in_flight) return false;
-  Pending pending{event, {}};
+  Pending pending{&event, {}};
   std::string reason;
   if (target_.stream.expand(event, &pending.stream, &reason))
     events_.push_back(std::move(pending));
@@ -73,7 +73,7 @@ void RedisSink::send() {
   const bool was_under_way = under_way();
   size_t added = 0;
   for (; !renew_ && sent_ < events_.size() && session_.unsent() < kMaxUnsentBytes; ++sent_, ++added)
-    append_xadd(events_[sent_].event, events_[sent_].stream, target_.source, target_.max_length,
+    append_xadd(*events_[sent_].event, events_[sent_].stream, target_.source, target_.max_length,
                 &session_.commands());
   if (added == 0) return;
   if (target_.replicas > 0) {
@@ -110,21 +110,21 @@ void RedisSink::take(const Reply &reply) {
   if (!bursts_.empty()) --bursts_.front().unanswered;
   if (reply.type == Reply::Type::kError) return take_error(pending, reply.text);
   if (reply.type != Reply::Type::kText) {
-    settle(pending.event.tag, RETRYSAFE_UNREACHABLE, "the answer to XADD is not that of a Redis server");
+    settle(pending.event->tag, RETRYSAFE_UNREACHABLE, "the answer to XADD is not that of a Redis server");
     return session_.close("the answer to XADD is not that of a Redis server");
   }
   outage_detector_.answered();
-  if (bursts_.empty()) return settle(pending.event.tag, RETRYSAFE_DELIVERED);
-  bursts_.front().stored.push_back(pending.event.tag);
+  if (bursts_.empty()) return settle(pending.event->tag, RETRYSAFE_DELIVERED);
+  bursts_.front().stored.push_back(pending.event->tag);
   ++stored_;
 }
 
 void RedisSink::take_error(const Pending &pending, std::string_view error) {
   const std::string reason = reason_of(error, target_.password);
-  const uint64_t tag = pending.event.tag;
+  const uint64_t tag = pending.event->tag;
   Verdict verdict = judge(error);
   // Not to be believed: it would make a dead letter of every event.
-  if (verdict == Verdict::kTooLarge && pending.event.payload.size < kSmallestLimit)
+  if (verdict == Verdict::kTooLarge && pending.event->payload.size < kSmallestLimit)
     verdict = Verdict::kElsewhere;
   switch (verdict) {
     case Verdict::kTooLarge:
@@ -148,7 +148,7 @@ void RedisSink::take_error(const Pending &pending, std::string_view error) {
     case Verdict::kUnclear: {
       retrysafe_outcome outcome;
       sink::report(&outcome, tag, RETRYSAFE_FAILED_RETRY, reason);
-      outage_detector_.failed(sink::view(pending.event.id), outcome);
+      outage_detector_.failed(sink::view(pending.event->id), outcome);
       break;
     }
   }
@@ -184,7 +184,7 @@ void RedisSink::begin_again() {
 void RedisSink::lost(const std::string &reason) {
   for (const Burst &burst : bursts_)
     for (const uint64_t tag : burst.stored) settle(tag, RETRYSAFE_UNREACHABLE, reason);
-  for (const Pending &pending : events_) settle(pending.event.tag, RETRYSAFE_UNREACHABLE, reason);
+  for (const Pending &pending : events_) settle(pending.event->tag, RETRYSAFE_UNREACHABLE, reason);
   bursts_.clear();
   events_.clear();
   stored_ = sent_ = 0;

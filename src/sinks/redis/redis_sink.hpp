@@ -22,12 +22,12 @@ class RedisSink {
 
   int wait_fd() const { return session_.wait_fd(); }
   bool submit(const retrysafe_event &event);
-  void flush() { advance(); }
+  void flush() {}  // collect follows, and sends
   size_t collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms);
 
  private:
   struct Pending {
-    retrysafe_event event;
+    const retrysafe_event *event;
     std::string stream;
   };
   // XADDs with a WAIT behind them.
