@@ -37,6 +37,11 @@ namespace {
 
 // Destinations are read anew at most this often while commits keep ringing.
 constexpr Milliseconds kRefreshInterval = 1000;
+// Where sessions commit one after the other the bell never stops, and to look each time would take from them
+// the cores that they share with the worker. What rings sooner than this after the last time it rang waits so
+// long, and as the bell rings meanwhile, nobody has to wake anybody. A first event after a silence does not
+// wait.
+constexpr Milliseconds kBreather = 2;
 // Shards that ought to be ours and cannot be had are tried again after this time.
 constexpr Milliseconds kClaimAgain = 5000;
 constexpr Milliseconds kFailureRest = 1000;
@@ -98,8 +103,8 @@ class Worker {
       clean_up(now);
       if (verdict_) return *verdict_;
       show();
-      const Milliseconds until = std::min({lanes_at, look_at_, clean_up_at_, poll_at_});
-      wait_until(until);
+      const Milliseconds rung_at = bell_rings() ? listen_at_ : kNever;
+      wait_until(std::min({lanes_at, look_at_, clean_up_at_, poll_at_, rung_at}));
     }
   }
 
@@ -108,9 +113,14 @@ class Worker {
   // ---------------------------------------------------------------------------------------------
 
   void listen(Milliseconds now) {
-    const uint32 bell = take_bell();
-    if (bell & kBellWorkers) refresh_at_ = now;
-    if (bell != 0) look_at_ = std::min(look_at_, now);
+    if (now >= listen_at_) {
+      const uint32 bell = take_bell();
+      if (bell & kBellWorkers) refresh_at_ = now;
+      if (bell != 0) {
+        look_at_ = std::min(look_at_, now);
+        listen_at_ = now + kBreather;
+      }
+    }
     if (now < poll_at_) return;
     poll_at_ = now + settings::poll_interval;
     if (look_at_ <= now || doorbell_.silent()) return;
@@ -415,7 +425,8 @@ class Worker {
   bool suspended_ = false;
   bool worked_ = true;
   Activity activity_ = Activity::kIdle;
-  int failures_ = 0;  // steps in a row that ended with an error
+  int failures_ = 0;            // steps in a row that ended with an error
+  Milliseconds listen_at_ = 0;  // to the bell
   Milliseconds look_at_ = 0;
   Milliseconds poll_at_ = 0;
   Milliseconds refresh_at_ = 0;

@@ -94,6 +94,10 @@ uint32 take_bell() {
   return own ? pg_atomic_exchange_u32(&own->bell, 0) : 0;
 }
 
+bool bell_rings() {
+  return own && pg_atomic_read_u32(&own->bell) != 0;
+}
+
 Crew crew() {
   if (!own) return {0, 1};
   return locked(LW_SHARED, [] {

@@ -23,6 +23,7 @@ bool asked_to_leave();
 bool should_break_off();
 // What rang since the last call; the bell is silent then.
 uint32 take_bell();
+bool bell_rings();
 
 // This worker's place among the running ones of its database, and how many they are.
 struct Crew {
