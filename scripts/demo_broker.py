@@ -42,13 +42,13 @@ def rows(query, *parameters, database="shop"):
 
 
 def eventually(condition, seconds=60):
-    """Polls until the condition is true; false when it does not become so."""
+    """Polls until the condition is true and returns its value; None when it does not become so."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if condition():
-            return True
+        if value := condition():
+            return value
         time.sleep(0.02)
-    return False
+    return None
 
 
 def place_orders(first):
@@ -62,12 +62,18 @@ def place_orders(first):
 
 
 def status():
-    names = ("state", "delivered", "backlog", "last_error")
+    names = ("state", "delivered", "backlog", "parked_retry", "parked_blocked", "last_error")
     return dict(zip(names, rows(f"SELECT {', '.join(names)} FROM outbox_status WHERE name = 'stream'")[0]))
 
 
 def all_sent():
-    return status()["backlog"] == 0
+    now = status()
+    return now["backlog"] == now["parked_retry"] == now["parked_blocked"] == 0
+
+
+def backs_off():
+    now = status()
+    return now if now["state"] == "backing off" else None
 
 
 def show(broker):
@@ -82,9 +88,8 @@ def show(broker):
     broker.kill()
     place_orders(ORDERS)
     promise(True, f"they commit all the same: {rows('SELECT count(*) FROM orders')[0][0]} orders in the database")
-    eventually(lambda: status()["state"] == "backing off")
-    now = status()
-    promise(now["state"] == "backing off" and now["last_error"], f"outbox_status: {now['state']}, {now['backlog']} events wait")
+    now = eventually(backs_off) or status()
+    promise(now["state"] == "backing off", f"outbox_status: {now['state']}, {now['backlog']} events wait")
     note(now["last_error"])
 
     title("3. The broker is started again.")
