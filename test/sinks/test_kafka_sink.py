@@ -278,6 +278,29 @@ def test_a_short_absence_is_not_noticed(mock):
         assert set(statuses(collected)) == {DELIVERED}
 
 
+def test_an_absence_that_is_over_is_over(mock):
+    """Events keep coming, so there is never a moment without one under way."""
+    mock.delay(100)
+    with open_sink(mock, connect_timeout=1500) as sink:
+        assert sink.send(event(0))[0].status == DELIVERED
+        start, number, sent, outcomes = time.monotonic(), 1, [], []
+        mock.down()
+        is_up = False
+        while len(outcomes) < len(sent) or number == 1 or time.monotonic() - start < 3:
+            now = time.monotonic() - start
+            assert now < 20
+            if now > 0.3 and not is_up:
+                mock.up()
+                is_up = True
+            if now < 3 and len(sent) - len(outcomes) < 5:
+                sent.append(event(number))
+                assert sink.submit(sent[-1])
+                number += 1
+            outcomes += sink.collect()[0]
+            time.sleep(0.005)
+    assert set(statuses(outcomes)) == {DELIVERED}
+
+
 @pytest.mark.parametrize("error", [
     "NOT_ENOUGH_REPLICAS", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE",
     "REQUEST_TIMED_OUT", "KAFKA_STORAGE_ERROR", "TRANSPORT"])
@@ -298,7 +321,8 @@ ERRORS = {"NOT_ENOUGH_REPLICAS": 19, "NOT_ENOUGH_REPLICAS_AFTER_APPEND": 20, "NO
 
 def test_too_few_replicas_for_too_long(mock):
     with open_sink(mock, timeout=1000) as sink:
-        sink.send(event(0))
+        mock.answer(PRODUCE, TRANSPORT)
+        assert sink.send(event(0))[0].status == DELIVERED, "what was before is forgotten"
         mock.answer(PRODUCE, *[ERRORS["NOT_ENOUGH_REPLICAS"]] * 100)
         start = time.monotonic()
         outcomes = sink.send(*(event(i) for i in range(1, 5)))

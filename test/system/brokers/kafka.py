@@ -3,12 +3,14 @@
 Run as a program it fetches the jars and prints where they are.
 """
 import base64
+import contextlib
 import ctypes
 import fcntl
 import hashlib
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -51,7 +53,11 @@ def fetch():
 
 
 def free_ports(count):
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Below those that outgoing connections get: a broker that was killed finds its own free when it comes back."""
+    probes = []
+    while len(probes) < count:
+        with contextlib.suppress(OSError):
+            probes.append(socket.create_server(("127.0.0.1", random.randrange(15_000, 32_000))))
     ports = [probe.getsockname()[1] for probe in probes]
     for probe in probes:
         probe.close()
@@ -118,7 +124,8 @@ class Kafka(Broker):
 
     def _format(self):
         """Gives the storage an identity, and the users that log in with SCRAM."""
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # "K": not to begin with a hyphen, which would make it an option.
+        cluster = "K" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
         users = [part for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512") for name in (USER, GUEST)
                  for part in ("--add-scram", f"{mechanism}=[name={name},password={PASSWORD}]")]
         subprocess.run([*JAVA, "kafka.tools.StorageTool", "format", "-t", cluster, "-c",
