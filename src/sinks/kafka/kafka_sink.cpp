@@ -67,8 +67,6 @@ bool KafkaSink::send(const retrysafe_event &event, bool alone) {
     Flight *flight = free_.back();
     const rd_kafka_resp_err_t error = producer_->send(topic_, &message, flight);
     if (error == RD_KAFKA_RESP_ERR_NO_ERROR) {
-      // How long it has been unreachable while nobody asked says nothing.
-      if (in_flight_ == 0 && down_since_) down_since_ = Clock::now();
       *flight = {&event, alone};
       free_.pop_back();
       ++in_flight_;
@@ -119,7 +117,10 @@ void KafkaSink::serve() {
     over = true;
   }
   // What is still under way may yet arrive, unless nothing can.
-  if (failure_ && (over || in_flight_ == 0)) give_up();
+  if (failure_ && (over || in_flight_ == 0))
+    give_up();
+  else if (down_since_ && in_flight_ == 0)
+    drop_producer();  // it would try to connect, for nobody, as long as this sink is open
   if (in_flight_ == 0 && suspects_.empty()) outage_detector_.idle();
 }
 
@@ -197,8 +198,12 @@ void KafkaSink::give_up() {
   in_flight_ = 0;
   for (const retrysafe_event *event : suspects_) report(*event, RETRYSAFE_UNREACHABLE, *failure_);
   suspects_.clear();
-  producer_.reset();
   failure_.reset();
+  drop_producer();
+}
+
+void KafkaSink::drop_producer() {
+  producer_.reset();
   down_since_.reset();
   trouble_ = RD_KAFKA_RESP_ERR_NO_ERROR;
   trouble_text_.clear();

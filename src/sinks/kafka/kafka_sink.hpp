@@ -53,6 +53,7 @@ class KafkaSink {
   void doubtful(const retrysafe_event &event, std::string_view reason);
   std::string failure_text(rd_kafka_resp_err_t error) const;
   void give_up();
+  void drop_producer();
   void send_suspects();
   std::chrono::milliseconds patience() const;
 

@@ -1,6 +1,7 @@
 #include "sinks/kafka/producer.hpp"
 
 #include <cstdint>
+#include <cstdlib>
 #include <stdexcept>
 
 #include "sinks/kafka/delivery.hpp"
@@ -52,11 +53,33 @@ Producer::Producer(const Settings &settings, int wake_fd)
   queue_.reset(rd_kafka_queue_get_main(producer_.get()));
   static constexpr uint64_t one = 1;
   rd_kafka_queue_io_event_enable(queue_.get(), wake_fd, &one, sizeof one);
+
+  // A process may end without closing its sinks, after a FATAL error of the server for one. The handlers that
+  // run then, OpenSSL's first of all, take away what the library's threads are using. So the threads end
+  // before: handlers run in the reverse order of their registration. OpenSSL's is there when TLS is set up.
+  [[maybe_unused]] static const int registered = std::atexit(&Producer::end_all);
+  if (settings.tls) {
+    [[maybe_unused]] static const int again = std::atexit(&Producer::end_all);
+  }
+  older_ = newest_;
+  newest_ = this;
 }
 
 Producer::~Producer() {
+  Producer **link = &newest_;
+  while (*link != this) link = &(*link)->older_;
+  *link = older_;
+  end();
+}
+
+void Producer::end_all() {
+  for (Producer *producer = newest_; producer; producer = producer->older_) producer->end();
+}
+
+void Producer::end() {
   lookup_.stop();
-  rd_kafka_queue_io_event_enable(queue_.get(), -1, nullptr, 0);
+  queue_.reset();
+  producer_.reset();
 }
 
 rd_kafka_resp_err_t Producer::send(const std::string &topic, Message *message, void *token) {

@@ -65,6 +65,11 @@ class Producer {
   };
 
   Trouble trouble(rd_kafka_event_t *event) const;
+  void end();
+  static void end_all();
+
+  static inline constinit Producer *newest_ = nullptr;  // of the living ones
+  Producer *older_ = nullptr;
 
   NameLookup lookup_;  // outlives the threads
   std::unique_ptr<rd_kafka_t, Destroy> producer_;

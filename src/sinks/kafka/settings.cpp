@@ -65,6 +65,7 @@ Settings::Settings(const sink::Options &options)
     : topic(options.required("topic")),
       source(options.text("source")),
       structured(options.text("mode") == "structured"),
+      tls(options.flag("tls", false)),
       max_in_flight(static_cast<size_t>(options.number("max_in_flight", 1000))),
       max_message_bytes(static_cast<size_t>(options.number("max_message_bytes", 1'000'000))),
       connect_timeout(options.number("connect_timeout", 5'000)),
@@ -99,7 +100,6 @@ Settings::Settings(const sink::Options &options)
   // A topic that was just made is not known to every broker at once.
   set_number("topic.metadata.propagation.max.ms", 2000);
 
-  const bool tls = options.flag("tls", false);
   const bool login = options.has("username") || options.has("password");
   if (!tls && (options.has("ca_file") || options.has("certificate_file") || options.has("key_file")))
     throw std::invalid_argument("certificates need option \"tls\"");

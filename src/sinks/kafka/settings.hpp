@@ -20,6 +20,7 @@ struct Settings {
   RouteTemplate topic;
   std::string source;  // empty: the event's own
   bool structured;
+  bool tls;
   size_t max_in_flight;
   size_t max_message_bytes;
   std::chrono::milliseconds connect_timeout;

@@ -117,6 +117,13 @@ class Kafka(Broker):
                                                        "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL"}
         (self.directory / "server.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
 
+    def __enter__(self):
+        try:
+            return super().__enter__()
+        except BaseException:
+            self.__exit__()
+            raise
+
     @staticmethod
     def _jaas(module, users=False):
         names = "".join(f' user_{name}="{PASSWORD}"' for name in (USER, GUEST)) if users else ""

@@ -6,7 +6,7 @@ _library = ctypes.CDLL("librdkafka.so.1")
 
 TRANSPORT = -195
 TOPIC_ALREADY_EXISTS = 36
-PRODUCE, METADATA, INIT_PRODUCER_ID = 0, 3, 22  # keys of requests
+PRODUCE, INIT_PRODUCER_ID = 0, 22  # keys of requests
 
 
 def _function(name, result, *arguments):
