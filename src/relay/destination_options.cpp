@@ -46,7 +46,7 @@ std::filesystem::path below_secret_directory(const std::string &option, const st
         "\" of the database names a file, and there is no secret_directory to find it in");
   std::error_code error;
   const std::filesystem::path folder = std::filesystem::canonical(directory, error);
-  const std::filesystem::path file =
+  std::filesystem::path file =
       error ? std::filesystem::path() : std::filesystem::canonical(folder / given, error);
   if (error)
     throw ConfigurationError("the file of option \"" + option + "\" cannot be found in secret_directory");
@@ -117,13 +117,13 @@ std::string option_of_database(const std::string &name, const std::string &value
 }
 
 void merge(Options over, Options *under) {
-  for (auto &[name, value] : over) {
+  for (auto &option : over) {
     const auto same =
-        std::find_if(under->begin(), under->end(), [&](const auto &o) { return o.first == name; });
+        std::find_if(under->begin(), under->end(), [&](const auto &o) { return o.first == option.first; });
     if (same != under->end())
-      same->second = std::move(value);
+      same->second = std::move(option.second);
     else
-      under->emplace_back(std::move(name), std::move(value));
+      under->push_back(std::move(option));
   }
 }
 

@@ -38,6 +38,10 @@ EventBatch::EventBatch(Result rows, std::string_view database) : rows_(std::move
     if (PQgetisnull(rows_.get(), r, column)) return {nullptr, 0};
     return {PQgetvalue(rows_.get(), r, column), static_cast<size_t>(PQgetlength(rows_.get(), r, column))};
   };
+  // Of a column that is never null, in its binary form.
+  const auto bytes_at = [&](size_t row, Column column) {
+    return PQgetvalue(rows_.get(), static_cast<int>(row), column);
+  };
   // The binary form of jsonb is a version byte and the text.
   const auto json_at = [&](size_t row, Column column) -> retrysafe_text {
     const retrysafe_text text = at(row, column);
@@ -55,11 +59,11 @@ EventBatch::EventBatch(Result rows, std::string_view database) : rows_(std::move
     Written &written = written_[i];
     retrysafe_event &event = items_[i].event;
     Uuid id;
-    std::memcpy(id.data(), at(i, kEventId).data, id.size());
+    std::memcpy(id.data(), bytes_at(i, kEventId), id.size());
     written.id = format_uuid(id);
     event.id = {written.id.data(), written.id.size()};
-    event.time = {written.time, event_time(number<std::int64_t>(at(i, kCreatedAt).data), written.time)};
-    event.attempt = number<std::int32_t>(at(i, kAttempt).data);
+    event.time = {written.time, event_time(number<std::int64_t>(bytes_at(i, kCreatedAt)), written.time)};
+    event.attempt = number<std::int32_t>(bytes_at(i, kAttempt));
     event.type = at(i, kType);
     event.event_key = at(i, kKey);
     event.scope = at(i, kScope);

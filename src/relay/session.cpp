@@ -208,6 +208,7 @@ void Session::send(std::string_view sql, const std::vector<Parameter> &parameter
     else
       text += c;
   std::vector<const char *> values;
+  values.reserve(parameters.size());
   for (const Parameter &parameter : parameters) values.push_back(parameter ? parameter->c_str() : nullptr);
   sent_.push_back({std::move(callback), now_ms() + timeout, {}});
   const int sent = PQsendQueryParams(connection_, text.c_str(), static_cast<int>(values.size()), nullptr,
