@@ -21,6 +21,8 @@ namespace retrysafe::rabbitmq {
 
 namespace {
 
+constexpr int kKeepAliveSeconds = 60;
+
 std::string system_error(int number) {
   return std::generic_category().message(number);
 }
@@ -34,6 +36,10 @@ std::string tls_error() {
 bool is_address(const std::string &host) {
   unsigned char ignored[sizeof(in6_addr)];
   return inet_pton(AF_INET, host.c_str(), ignored) == 1 || inet_pton(AF_INET6, host.c_str(), ignored) == 1;
+}
+
+void set_option(int socket, int level, int option, int value) {
+  setsockopt(socket, level, option, &value, sizeof value);
 }
 
 void require(bool good) {
@@ -70,9 +76,12 @@ void Transport::connect(const sink::Address &address, int port) {
 
   socket_ = socket(to.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (socket_ < 0) return fail("could not open a socket: " + system_error(errno));
-  const int on = 1;
-  setsockopt(socket_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  setsockopt(socket_, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  set_option(socket_, IPPROTO_TCP, TCP_NODELAY, 1);
+  // Heart-beats may be off on both sides; then the system finds out that nobody is there any more.
+  set_option(socket_, SOL_SOCKET, SO_KEEPALIVE, 1);
+  set_option(socket_, IPPROTO_TCP, TCP_KEEPIDLE, kKeepAliveSeconds);
+  set_option(socket_, IPPROTO_TCP, TCP_KEEPINTVL, kKeepAliveSeconds / 4);
+  set_option(socket_, IPPROTO_TCP, TCP_KEEPCNT, 4);
   state_ = State::kConnecting;
   const socklen_t size = ipv4 ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
   if (::connect(socket_, reinterpret_cast<sockaddr *>(&to), size) != 0 && errno != EINPROGRESS)
