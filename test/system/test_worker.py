@@ -678,7 +678,9 @@ def contents(db):
 
 
 def counters(db):
-    """What the server has counted of their use."""
+    """What the server has counted of their use. A session tells it when it ends, after its client has gone."""
+    eventually(lambda: db.value("""SELECT count(*) FROM pg_stat_activity
+                                    WHERE datname = current_database() AND pid <> pg_backend_pid()""") == 0)
     return db.sql("""SELECT relname, seq_scan, idx_scan, n_tup_ins, n_tup_upd, n_tup_del FROM pg_stat_all_tables
                       WHERE schemaname = 'retrysafe' ORDER BY relname""")
 
