@@ -1,12 +1,13 @@
 #include "sinks/nats/sockets.hpp"
 
-#include <dirent.h>
 #include <netinet/in.h>
 
 #include <algorithm>
 #include <charconv>
 #include <cstring>
-#include <memory>
+#include <filesystem>
+#include <string>
+#include <system_error>
 
 namespace retrysafe::nats {
 
@@ -31,11 +32,11 @@ bool same(const sockaddr_storage &a, const sockaddr_storage &b) {
 }  // namespace
 
 void shut_down_sockets_to(const sockaddr_storage &peer, std::span<const int> keep) {
-  const std::unique_ptr<DIR, int (*)(DIR *)> folder(opendir("/proc/self/fd"), closedir);
-  if (!folder) return;
-  while (const dirent *entry = readdir(folder.get())) {
+  std::error_code none;
+  for (const auto &entry : std::filesystem::directory_iterator("/proc/self/fd", none)) {
+    const std::string name = entry.path().filename();
     int fd = -1;
-    std::from_chars(entry->d_name, entry->d_name + std::strlen(entry->d_name), fd);
+    std::from_chars(name.data(), name.data() + name.size(), fd);
     if (fd < 0 || std::find(keep.begin(), keep.end(), fd) != keep.end()) continue;
     sockaddr_storage address{};
     socklen_t size = sizeof address;
