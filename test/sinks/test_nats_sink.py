@@ -560,17 +560,18 @@ class Port:
 # -- when the server goes away --
 
 def test_a_server_that_stops_answering():
-    with server() as one, sink_to(one, timeout=500) as sink:
-        assert sink.send(event(0))[0].status == DELIVERED
-        one.signal(signal.SIGSTOP)
-        outcomes = sink.send(*(event(n) for n in range(1, 50)))
-        assert {o.status for o in outcomes} == {UNREACHABLE}
-        assert "no acknowledgement" in outcomes[0].reason
-        outcome, = sink.send(event(1))  # nor does it take a new connection
-        assert outcome.status == UNREACHABLE
+    with server() as one:
+        with sink_to(one, timeout=500, connect_timeout=500) as sink:
+            assert sink.send(event(0))[0].status == DELIVERED
+            one.signal(signal.SIGSTOP)
+            outcomes = sink.send(*(event(n) for n in range(1, 50)))
+            assert {o.status for o in outcomes} == {UNREACHABLE}
+            assert "no acknowledgement" in outcomes[0].reason
+            outcome, = sink.send(event(1))  # nor does it take a new connection
+            assert outcome.status == UNREACHABLE
         one.signal(signal.SIGCONT)
-        outcomes = sink.send(*(event(n) for n in range(1, 50)))
-        assert {o.status for o in outcomes} == {DELIVERED}
+        with sink_to(one) as sink:
+            assert {o.status for o in sink.send(*(event(n) for n in range(1, 50)))} == {DELIVERED}
         with one.client() as client:
             assert [json.loads(m.data)["number"] for m in stored(client)] == list(range(50)), "copies were dropped"
 
@@ -580,12 +581,14 @@ def test_a_server_that_is_killed():
     with server() as one, sink_to(one) as sink:
         assert sink.send(event(0))[0].status == DELIVERED
         one.signal(signal.SIGSTOP)
-        killer = threading.Timer(0.3, one.kill)
-        killer.start()
-        outcomes = sink.send(*(event(n, payload=json.dumps("x" * 100_000)) for n in range(1, 200)))
-        killer.join()
-        assert {o.status for o in outcomes} == {UNREACHABLE}
-        assert "connection lost" in outcomes[0].reason
+        events = [event(n, payload=json.dumps("x" * 100_000)) for n in range(1, 200)]
+        assert all(sink.submit(e) for e in events)
+        sink.module.flush(sink.handle)
+        one.kill()
+        outcomes = []
+        eventually(lambda: outcomes.extend(sink.collect()[0]) or len(outcomes) >= len(events))
+        assert sorted(o.tag for o in outcomes) == [e.tag for e in events]
+        assert {o.status for o in outcomes} == {UNREACHABLE} and "connection lost" in outcomes[0].reason
         outcome, = sink.send(event(200))
         assert outcome.status == UNREACHABLE and str(one.port) in outcome.reason
         one.start()
@@ -606,7 +609,7 @@ def test_a_stalled_server_over_tls(certificates):
     """The library waits without a bound for room in a TLS connection: the sink does not."""
     context = ssl.create_default_context(cafile=certificates / "ca.pem")
     rules = f"tls {{ cert_file: {certificates}/server.pem, key_file: {certificates}/server.key }}"
-    with server(rules, tls=context) as one, tls_sink(one, certificates, timeout=500) as sink:
+    with server(rules, tls=context) as one, tls_sink(one, certificates, timeout=1000) as sink:
         assert sink.send(event(0))[0].status == DELIVERED
         one.signal(signal.SIGSTOP)
         started = time.monotonic()
@@ -614,7 +617,8 @@ def test_a_stalled_server_over_tls(certificates):
         assert {o.status for o in outcomes} == {UNREACHABLE}
         assert time.monotonic() - started < 5
         one.signal(signal.SIGCONT)
-        assert {o.status for o in sink.send(*(event(n, payload="x" * 200_000) for n in range(1, 100)))} == {DELIVERED}
+        with tls_sink(one, certificates) as sink:
+            assert {o.status for o in sink.send(*(event(n, payload="x" * 200_000) for n in range(1, 100)))} == {DELIVERED}
 
 
 # -- options --
