@@ -9,6 +9,7 @@ import sys
 
 from driver import build, http
 from driver.cluster import Cluster
+from driver.queues import wait
 
 sys.path.insert(0, str(build.TOP / "test/system"))      # a module may need what is not here: imported where it is used
 
@@ -83,9 +84,15 @@ class Kafka(Server):
         self._before += self.stored()
 
     def stored(self):
+        wait(self._look_at_ends, "kcat to find the ends of the partitions", timeout=20, every=0.1)
+        return sum(self._ends) - self._before
+
+    def _look_at_ends(self):
+        """It may fail while leaders are being found."""
         ends = [part for number in range(self.PARTITIONS) for part in ("-t", f"{self._topic}:{number}:-1")]
-        shown = subprocess.run(["kcat", "-b", self._broker.brokers, "-Q", *ends], check=True, capture_output=True, text=True)
-        return sum(map(int, re.findall(r"offset (\d+)", shown.stdout))) - self._before
+        shown = subprocess.run(["kcat", "-b", self._broker.brokers, "-Q", *ends], capture_output=True, text=True)
+        self._ends = [int(offset) for offset in re.findall(r"offset (\d+)", shown.stdout)]
+        return shown.returncode == 0 and len(self._ends) == self.PARTITIONS
 
 
 class Nats(Server):
