@@ -39,7 +39,6 @@ _mock_bootstraps = _function("mock_cluster_bootstraps", c_char_p, c_void_p)
 _mock_push = _function("mock_push_request_errors_array", None, c_void_p, c_int16, c_size_t, POINTER(c_int))
 _mock_clear = _function("mock_clear_request_errors", None, c_void_p, c_int16)
 _mock_topic = _function("mock_topic_create", c_int, c_void_p, c_char_p, c_int, c_int)
-_mock_topic_error = _function("mock_topic_set_error", None, c_void_p, c_char_p, c_int)
 _mock_leader = _function("mock_partition_set_leader", c_int, c_void_p, c_char_p, c_int32, c_int32)
 _mock_down = _function("mock_broker_set_down", c_int, c_void_p, c_int32)
 _mock_up = _function("mock_broker_set_up", c_int, c_void_p, c_int32)
@@ -112,9 +111,6 @@ class MockCluster:
 
     def topic(self, name, partitions=1):
         _check(_mock_topic(self._cluster, name.encode(), partitions, len(self.ids)))
-
-    def topic_error(self, name, error):
-        _mock_topic_error(self._cluster, name.encode(), error)
 
     def leader(self, topic, partition, broker):
         _check(_mock_leader(self._cluster, topic.encode(), partition, broker))
