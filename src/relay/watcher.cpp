@@ -35,7 +35,12 @@ Watcher::Watcher(const Hosts &hosts, std::vector<std::string> destinations, std:
       news_(std::move(news)),
       versions_(std::move(versions)),
       session_(
-          hosts, [this] { under_way_ = 0; }, [](const std::string &, bool) {}) {}
+          hosts,
+          [this] {
+            under_way_ = 0;
+            ask_at_ = 0;  // no need to poll any more
+          },
+          [](const std::string &, bool) {}) {}
 
 void Watcher::turn(Milliseconds now, bool anybody_idle) {
   session_.turn(now);
