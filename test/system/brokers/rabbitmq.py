@@ -3,6 +3,7 @@ import contextlib
 import logging
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -30,11 +31,14 @@ kill -9 0
 
 
 def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+    """Below those that the system gives to clients: one of them could take a port while the broker is down."""
+    ports = []
+    while len(ports) < count:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.append(port)
+    return ports
 
 
 class RabbitMQ(Broker):
