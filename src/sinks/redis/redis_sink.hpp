@@ -17,8 +17,6 @@ namespace retrysafe::redis {
 class RedisSink {
  public:
   explicit RedisSink(const sink::Options &options);
-  RedisSink(const RedisSink &) = delete;
-  RedisSink &operator=(const RedisSink &) = delete;
 
   int wait_fd() const { return session_.wait_fd(); }
   bool submit(const retrysafe_event &event);

@@ -26,6 +26,7 @@ class ReplyReader {
   enum class Result { kReply, kIncomplete, kGarbage };
 
   ReplyReader();
+  ~ReplyReader() = default;
   ReplyReader(const ReplyReader &) = delete;
   ReplyReader &operator=(const ReplyReader &) = delete;
   void feed(std::string_view bytes);
