@@ -118,7 +118,7 @@ std::string AddressFilter::text(const sockaddr *address) {
 }
 
 std::string AddressFilter::refusal(const sockaddr *address) {
-  return "address " + text(address) + " is not allowed; see the setting retrysafe.allowed_addresses";
+  return "address " + text(address) + " is not allowed; see allowed_addresses, of the server or of the relay";
 }
 
 bool AddressFilter::Range::contains(const Bytes &address) const {

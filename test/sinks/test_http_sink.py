@@ -320,7 +320,7 @@ def test_loopback_is_refused_unless_listed(receiver, host):
     with Sink("http", {"url": f"http://{host}:{receiver.port}/"}, "") as sink:
         outcome, = sink.send(event(1))
     assert outcome.status == UNREACHABLE
-    assert "is not allowed; see the setting retrysafe.allowed_addresses" in outcome.reason
+    assert "is not allowed; see allowed_addresses, of the server or of the relay" in outcome.reason
     assert receiver.requests == []
 
 
@@ -340,7 +340,7 @@ def test_another_name_for_a_listed_host_is_not_listed(receiver):
 def test_link_local_and_metadata_addresses_are_refused_at_once():
     with Sink("http", {"url": "http://169.254.169.254/latest"}) as sink:
         outcome, = sink.send(event(1), within=2)
-    assert outcome.reason == "address 169.254.169.254 is not allowed; see the setting retrysafe.allowed_addresses"
+    assert outcome.reason == "address 169.254.169.254 is not allowed; see allowed_addresses, of the server or of the relay"
 
 
 def test_the_environment_names_no_proxy(receiver, monkeypatch):

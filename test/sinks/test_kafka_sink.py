@@ -515,7 +515,7 @@ def test_loopback_is_refused_unless_listed(mock):
     with Sink("kafka", {"brokers": mock.brokers, "topic": TOPIC}, "") as sink:
         outcome, = sink.send(event(1), within=5)
     assert outcome.status == UNREACHABLE
-    assert outcome.reason == "address 127.0.0.1 is not allowed; see the setting retrysafe.allowed_addresses"
+    assert outcome.reason == "address 127.0.0.1 is not allowed; see allowed_addresses, of the server or of the relay"
 
 
 def test_the_brokers_that_the_cluster_names_are_checked_too(mock):

@@ -408,7 +408,7 @@ def test_a_certificate_of_ours(certificates):
 def test_an_address_that_is_not_allowed(broker):
     with open_sink(broker, allowed_addresses="") as sink:
         outcome, = sink.send(event(1))
-    assert verdict(outcome) == (UNREACHABLE, "address 127.0.0.1 is not allowed; see the setting retrysafe.allowed_addresses")
+    assert verdict(outcome) == (UNREACHABLE, "address 127.0.0.1 is not allowed; see allowed_addresses, of the server or of the relay")
 
 
 def test_the_first_server_that_answers(broker):

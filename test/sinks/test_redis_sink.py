@@ -296,7 +296,7 @@ def test_nobody_listens(server, sinks):
 
 
 def test_an_address_that_is_not_allowed(server, sinks):
-    assert failure(sinks(allowed="")) == "address 127.0.0.1 is not allowed; see the setting retrysafe.allowed_addresses"
+    assert failure(sinks(allowed="")) == "address 127.0.0.1 is not allowed; see allowed_addresses, of the server or of the relay"
     assert sinks(host="localhost", allowed="localhost").one() == (DELIVERED, "")
 
 

@@ -111,7 +111,7 @@ def test_a_private_address_is_refused_when_it_is_not_listed(server, db, receiver
         emit(db, "x")
         eventually(lambda: status(db, "hook")["failures"] > 0)
         assert status(db, "hook")["last_error"] == (
-            "address 127.0.0.1 is not allowed; see the setting retrysafe.allowed_addresses")
+            "address 127.0.0.1 is not allowed; see allowed_addresses, of the server or of the relay")
         assert receiver.requests == []
     finally:
         server.set("retrysafe.allowed_addresses", None)

@@ -398,7 +398,7 @@ def test_a_backend_that_dies_in_the_middle(far, sinks):
 
 @pytest.mark.parametrize("allowed, host, reason", [
     ("", "127.0.0.1", "address 127.0.0.1 is not allowed"),
-    ("", "localhost", "is not allowed; see the setting retrysafe.allowed_addresses"),
+    ("", "localhost", "is not allowed; see allowed_addresses, of the server or of the relay"),
     ("", "0177.0.0.1", "address 127.0.0.1 is not allowed"),
     ("127.0.0.2", "127.0.0.1", "address 127.0.0.1 is not allowed"),
     ("127.0.0.1", "/tmp", "Unix sockets in /tmp are not allowed"),

@@ -114,6 +114,6 @@ TEST(AddressFilter, OtherFamiliesAreRefused) {
 
 TEST(AddressFilter, SaysWhichAddressAndWhere) {
   EXPECT_EQ(AddressFilter::refusal(Address("127.0.0.1").get()),
-            "address 127.0.0.1 is not allowed; see the setting retrysafe.allowed_addresses");
+            "address 127.0.0.1 is not allowed; see allowed_addresses, of the server or of the relay");
   EXPECT_EQ(AddressFilter::text(Address("fe80::1").get()), "fe80::1");
 }

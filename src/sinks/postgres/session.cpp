@@ -231,7 +231,7 @@ void Session::resolve() {
       addresses_.push_back(address);
     else
       error_ = is_folder ? "Unix sockets in " + address.host +
-                               " are not allowed; see the setting retrysafe.allowed_addresses"
+                               " are not allowed; see allowed_addresses, of the server or of the relay"
                          : AddressFilter::refusal(sockaddr_of);
   }
   std::reverse(addresses_.begin(), addresses_.end());
