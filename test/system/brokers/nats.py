@@ -152,7 +152,7 @@ class Server:
 
     def __init__(self, settings, login=None, tls=None, host="127.0.0.1"):
         self.host, self.port = host, free_port()
-        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-nats-", dir="/dev/shm"))
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-nats-"))
         self._settings, self._login, self._tls, self._process = settings, login or {}, tls, None
 
     def start(self):
