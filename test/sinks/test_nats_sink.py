@@ -3,7 +3,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import socket
 import ssl
 import subprocess
@@ -521,7 +520,7 @@ def test_closing_does_not_wait():
     eventually(lambda: not sessions())
     with server() as one, sink_to(one) as sink:
         assert sink.send(event(0))[0].status == DELIVERED
-        one.signal(signal.SIGSTOP)
+        one.stop()
         events = [event(n, payload="x" * 200_000) for n in range(100)]
         assert all(sink.submit(e) for e in events)
         sink.module.flush(sink.handle)
@@ -563,13 +562,13 @@ def test_a_server_that_stops_answering():
     with server() as one:
         with sink_to(one, timeout=500, connect_timeout=500) as sink:
             assert sink.send(event(0))[0].status == DELIVERED
-            one.signal(signal.SIGSTOP)
+            one.stop()
             outcomes = sink.send(*(event(n) for n in range(1, 50)))
             assert {o.status for o in outcomes} == {UNREACHABLE}
             assert "no acknowledgement" in outcomes[0].reason
             outcome, = sink.send(event(1))  # nor does it take a new connection
             assert outcome.status == UNREACHABLE
-        one.signal(signal.SIGCONT)
+        one.go_on()
         with sink_to(one) as sink:
             assert {o.status for o in sink.send(*(event(n) for n in range(1, 50)))} == {DELIVERED}
         with one.client() as client:
@@ -580,7 +579,7 @@ def test_a_server_that_is_killed():
     """What was under way is reported once, and goes nowhere later."""
     with server() as one, sink_to(one) as sink:
         assert sink.send(event(0))[0].status == DELIVERED
-        one.signal(signal.SIGSTOP)
+        one.stop()
         events = [event(n, payload=json.dumps("x" * 100_000)) for n in range(1, 200)]
         assert all(sink.submit(e) for e in events)
         sink.module.flush(sink.handle)
@@ -611,13 +610,13 @@ def test_a_stalled_server_over_tls(certificates):
     rules = f"tls {{ cert_file: {certificates}/server.pem, key_file: {certificates}/server.key }}"
     with server(rules, tls=context) as one, tls_sink(one, certificates, timeout=1000) as sink:
         assert sink.send(event(0))[0].status == DELIVERED
-        one.signal(signal.SIGSTOP)
+        one.stop()
         started = time.monotonic()
         outcomes = sink.send(*(event(n, payload="x" * 200_000) for n in range(1, 100)))
         assert {o.status for o in outcomes} == {UNREACHABLE}
         assert time.monotonic() - started < 5
         eventually(lambda: not sessions())  # its thread is not left in the write
-        one.signal(signal.SIGCONT)
+        one.go_on()
         with tls_sink(one, certificates) as sink:
             assert {o.status for o in sink.send(*(event(n, payload="x" * 200_000) for n in range(1, 100)))} == {DELIVERED}
 

@@ -180,8 +180,15 @@ class Server:
     def log(self):
         return (self.folder / "log").read_text(errors="replace")
 
-    def signal(self, number):
-        self._process.send_signal(number)
+    def stop(self):
+        """SIGSTOP, which reaches one thread after the other."""
+        self._process.send_signal(signal.SIGSTOP)
+        tasks = pathlib.Path(f"/proc/{self._process.pid}/task")
+        while any(re.search(r"\) ([^T])", (task / "stat").read_text()) for task in tasks.iterdir()):
+            time.sleep(0.001)
+
+    def go_on(self):
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self):
         self._process.kill()  # a stopped one as well
