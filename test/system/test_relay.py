@@ -130,16 +130,20 @@ def cpu_seconds(pid):
 
 def test_it_does_nothing_while_there_is_nothing_to_do(db):
     """Also when the far side has closed the connection that the sink keeps."""
-    with Receiver() as receiver:
-        http(db, receiver)
-        with relay(db, "d") as process:
-            process.ready()
-            emit(db, "a")
-            eventually(lambda: status(db)["delivered"] == 1)
-            receiver.stop()
-            before, until = cpu_seconds(process.pid), time.monotonic() + 2
-            eventually(lambda: time.monotonic() > until)
-            assert cpu_seconds(process.pid) - before < 0.5
+    db.sql("CREATE TABLE public.retrysafe_inbox (event_id uuid PRIMARY KEY)")
+    options = {"host": "127.0.0.1", "port": db.server.port, "dbname": db.name, "user": "postgres", "application_name": "sink"}
+    db.sql("SELECT outbox_create_destination('d', 'postgres', %s, workers => false)", json.dumps(options))
+    with relay(db, "d") as process:
+        process.ready()
+        emit(db, "a")
+        eventually(lambda: status(db)["delivered"] == 1, message=process.log)
+        db.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'sink'")
+        eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'sink'") == 0)
+        before, until = cpu_seconds(process.pid), time.monotonic() + 2
+        eventually(lambda: time.monotonic() > until)
+        assert cpu_seconds(process.pid) - before < 0.5
+        emit(db, "b")
+        eventually(lambda: status(db)["delivered"] == 2)
 
 
 def test_secrets_are_read_again_when_it_is_told(db):
