@@ -146,7 +146,7 @@ void Lane::load() {
   session_.send(
       "SELECT kind, library, version, batch_events, batch_bytes, lease_ms, on_exhausted"
       " FROM @outbox_relay_destination($1)",
-      {destination()}, false, kStatementTimeout, [this](Answer answer) {
+      {destination()}, false, kStatementTimeout, [this](const Answer &answer) {
         if (answer.lost()) return;
         if (!answer.good()) return refused("look the destination up", answer, State::kLoading);
         const auto number = [&](int column) { return std::stoll(answer.text(0, column)); };
@@ -185,7 +185,7 @@ void Lane::load_option_list() {
   if (library_.empty()) library_ = "retrysafe_" + kind_;
   session_.send(
       "SELECT option, type, required, \"default\", min, max, choices FROM @outbox_options_of_kind($1)",
-      {kind_}, false, kStatementTimeout, [this](Answer answer) {
+      {kind_}, false, kStatementTimeout, [this](const Answer &answer) {
         if (answer.lost()) return;
         if (!answer.good()) return refused("look the options of its kind up", answer, State::kLoading);
         const auto kept = [&](int row, int column) -> std::string_view {
@@ -221,7 +221,7 @@ void Lane::load_options() {
   }
   session_.send(
       "SELECT option, value, source FROM @outbox_relay_options($1)", {destination()}, false,
-      kStatementTimeout, [this, over = std::move(own)](Answer answer) mutable {
+      kStatementTimeout, [this, over = std::move(own)](const Answer &answer) mutable {
         if (answer.lost()) return;
         if (!answer.good()) return refused("look its options up", answer, State::kLoading);
         Options options;
@@ -365,7 +365,7 @@ void Lane::keep_lease(Milliseconds now) {
       "SELECT (1000 * extract(epoch FROM @outbox_renew($1, $2::interval) - "
       "pg_catalog.clock_timestamp()))::bigint",
       {batch_->handle(), milliseconds(lease_)}, false, kStatementTimeout,
-      [this, asked_at = now](Answer answer) {
+      [this, asked_at = now](const Answer &answer) {
         renewing_ = false;
         if (answer.lost() || state_ != State::kSending) return;
         if (answer.sqlstate == kStaleBatch.sqlstate) return lose_batch("somebody else has its shard");

@@ -181,11 +181,11 @@ void Session::prepare() {
   if (PQsetnonblocking(connection_, 1) != 0 || PQenterPipelineMode(connection_) != 1)
     return fail(one_line(PQerrorMessage(connection_)));
   state_ = State::kPreparing;
-  send(kSettings, {}, false, kStatementTimeout, [this](Answer answer) {
+  send(kSettings, {}, false, kStatementTimeout, [this](const Answer &answer) {
     if (!answer.lost() && !answer.good()) fail(answer.message);
   });
   if (state_ != State::kPreparing) return;
-  send(kFindExtension, {}, false, kStatementTimeout, [this](Answer answer) {
+  send(kFindExtension, {}, false, kStatementTimeout, [this](const Answer &answer) {
     if (answer.lost() || state_ != State::kPreparing) return;
     if (!answer.good()) return fail(answer.message);
     if (answer.rows() == 0) return fail("the extension retrysafe is not installed in this database");

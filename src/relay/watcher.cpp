@@ -58,7 +58,7 @@ void Watcher::turn(Milliseconds now, bool anybody_idle) {
     for (const std::string &name : names_) {
       ++under_way_;
       session_.send("SELECT version FROM @outbox_relay_destination($1)", {name}, false, kGrace,
-                    [this, name](Answer answer) {
+                    [this, name](const Answer &answer) {
                       if (answer.lost()) return;
                       --under_way_;
                       if (answer.good()) versions_(name, answer.text(0, 0));
@@ -71,7 +71,7 @@ void Watcher::turn(Milliseconds now, bool anybody_idle) {
   ++under_way_;
   const Milliseconds wait = look_wanted_ ? std::max<Milliseconds>(look_at_ - now, 1) : kWait;
   session_.send("CALL @outbox_wait($1::text[], $2::interval)", {destinations_, std::to_string(wait) + " ms"},
-                false, kWait + kGrace, [this](Answer answer) {
+                false, kWait + kGrace, [this](const Answer &answer) {
                   if (answer.lost()) return;
                   --under_way_;
                   if (!answer.good()) ask_at_ = now_ms() + kPollInterval;

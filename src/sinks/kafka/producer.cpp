@@ -61,19 +61,19 @@ Producer::Producer(const Settings &settings, int wake_fd)
   if (settings.tls) {
     [[maybe_unused]] static const int again = std::atexit(&Producer::end_all);
   }
-  older_ = newest_;
-  newest_ = this;
+  older_ = newest;
+  newest = this;
 }
 
 Producer::~Producer() {
-  Producer **link = &newest_;
+  Producer **link = &newest;
   while (*link != this) link = &(*link)->older_;
   *link = older_;
   end();
 }
 
 void Producer::end_all() {
-  for (Producer *producer = newest_; producer; producer = producer->older_) producer->end();
+  for (Producer *producer = newest; producer; producer = producer->older_) producer->end();
 }
 
 void Producer::end() {

@@ -68,7 +68,7 @@ class Producer {
   void end();
   static void end_all();
 
-  static inline constinit Producer *newest_ = nullptr;  // of the living ones
+  static inline constinit Producer *newest = nullptr;  // of the living ones
   Producer *older_ = nullptr;
 
   NameLookup lookup_;  // outlives the threads
