@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/hex.hpp"
+
 namespace retrysafe {
 
 namespace {
@@ -35,6 +37,21 @@ UuidText format_uuid(const Uuid &uuid) {
     text[at++] = kDigits[uuid[i] & 0x0f];
   }
   return text;
+}
+
+std::optional<Uuid> parse_uuid(std::string_view text) {
+  const bool braced = text.starts_with('{');
+  if (braced != text.ends_with('}')) return std::nullopt;
+  if (braced) text = text.substr(1, text.size() - 2);
+  Uuid uuid;
+  for (std::size_t i = 0; i < uuid.size(); ++i) {
+    char byte;
+    if (text.size() < 2 || !decode_hex(text.substr(0, 2), &byte)) return std::nullopt;
+    uuid[i] = static_cast<std::uint8_t>(byte);
+    text.remove_prefix(2);
+    if (i % 2 == 1 && i + 1 < uuid.size() && text.starts_with('-')) text.remove_prefix(1);
+  }
+  return text.empty() ? std::optional(uuid) : std::nullopt;
 }
 
 }  // namespace retrysafe

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 namespace retrysafe {
@@ -26,5 +27,9 @@ UuidText format_uuid(const Uuid &uuid);
 inline std::string_view view(const UuidText &text) {
   return {text.data(), text.size()};
 }
+
+// As the server reads a uuid: digits in either case, hyphens after groups of four or none, braces around it
+// or not.
+std::optional<Uuid> parse_uuid(std::string_view text);
 
 }  // namespace retrysafe

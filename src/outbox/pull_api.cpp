@@ -292,7 +292,7 @@ struct HandedOut {
 // The events of the log part that were parked since, among those that are not recorded yet.
 int32 parked_in(const Range &range, int64 after, int64 up_to) {
   return static_cast<int32>(std::count_if(range.parked, range.parked + range.parked_count,
-                                          [&](int64 id) { return id > after && id <= up_to; }));
+                                          [&](const Event &e) { return e.id > after && e.id <= up_to; }));
 }
 
 void lock_handed_out(const BatchHandle &handle, HandedOut *out) {
@@ -424,16 +424,22 @@ const JsonbValue *member(const JsonbValue &object, std::string_view name, JsonbV
             "invalid outcomes");
 }
 
-// What a member of `outcomes` says; an event without one was delivered.
-Outcome outcome_of(JsonbContainer *outcomes, const Event &event) {
-  Uuid bytes;
-  memcpy(bytes.data(), event.event_id.data, bytes.size());
-  const UuidText id = format_uuid(bytes);
-  JsonbValue given;
-  if (!getKeyJsonValueFromContainer(outcomes, id.data(), static_cast<int>(id.size()), &given))
-    return {Status::kDelivered, -1, nullptr};
+int64 retry_after_of(Numeric ms) {
+  constexpr int64 kMost = 366 * kDay / kMillisecond;
+  const auto is_beyond = [&](PGFunction compare, int64 bound) {
+    return DatumGetBool(
+        DirectFunctionCall2(compare, NumericGetDatum(ms), NumericGetDatum(int64_to_numeric(bound))));
+  };
+  if (is_beyond(numeric_lt, 0) || is_beyond(numeric_gt, kMost))
+    pg::raise(kInvalidParameter, "It must be between 0 and 31622400000, which is 366 days.",
+              "invalid retry_after_ms in the outcomes");
+  return DatumGetInt64(DirectFunctionCall1(numeric_int8, NumericGetDatum(ms))) * kMillisecond;
+}
+
+Outcome outcome_of(const JsonbValue &given) {
   if (given.type != jbvBinary || !JsonContainerIsObject(given.val.binary.data)) raise_bad_outcome();
   Outcome outcome{Status::kNotTried, -1, nullptr};
+  uint32 known = 1;
   JsonbValue room;
   const JsonbValue *status = member(given, "status", &room);
   if (!status || status->type != jbvString) raise_bad_outcome();
@@ -444,23 +450,108 @@ Outcome outcome_of(JsonbContainer *outcomes, const Event &event) {
     outcome.status = Status::kFailedFinal;
   else if (word != "not tried")
     raise_bad_outcome();
-  if (const JsonbValue *reason = member(given, "reason", &room); reason && reason->type != jbvNull) {
-    if (reason->type != jbvString) raise_bad_outcome();
-    outcome.reason = clipped(pnstrdup(reason->val.string.val, reason->val.string.len));
+  if (const JsonbValue *reason = member(given, "reason", &room)) {
+    ++known;
+    if (reason->type == jbvString)
+      outcome.reason = clipped(pnstrdup(reason->val.string.val, reason->val.string.len));
+    else if (reason->type != jbvNull)
+      raise_bad_outcome();
   }
-  if (const JsonbValue *wait = member(given, "retry_after_ms", &room); wait && wait->type != jbvNull) {
-    if (wait->type != jbvNumeric) raise_bad_outcome();
-    const int64 ms = DatumGetInt64(DirectFunctionCall1(numeric_int8, NumericGetDatum(wait->val.numeric)));
-    if (ms < 0 || ms > 366 * kDay / kMillisecond) raise_bad_outcome();
-    outcome.retry_after_us = ms * kMillisecond;
+  if (const JsonbValue *wait = member(given, "retry_after_ms", &room)) {
+    ++known;
+    if (wait->type == jbvNumeric)
+      outcome.retry_after_us = retry_after_of(wait->val.numeric);
+    else if (wait->type != jbvNull)
+      raise_bad_outcome();
   }
+  if (JsonContainerSize(given.val.binary.data) != known) raise_bad_outcome();
   return outcome;
 }
 
-Outcome *outcomes_of(Jsonb *outcomes, const Batch &batch) {
+int compare_ids(const pg_uuid_t &a, const pg_uuid_t &b) {
+  return memcmp(&a, &b, sizeof a);
+}
+
+// The events of a batch as it was handed out, found by their ids. Of those that were settled since, the ids
+// need not be known any more.
+class Members {
+ public:
+  Members(const BatchHandle &handle, const HandedOut &out) : batch_(out.batch) {
+    const Range &range = out.range;
+    entries_ = static_cast<Entry *>(
+        palloc(sizeof(Entry) * static_cast<Size>(batch_.event_count + range.count + range.parked_count + 1)));
+    int32 waiting = 0;
+    for (int32 i = 0; i < batch_.event_count; ++i) {
+      waiting += batch_.events[i].parked;
+      entries_[count_++] = {batch_.events[i].event_id, i};
+    }
+    for (int32 i = 0; i < range.count; ++i)
+      if (range.events[i].id <= batch_.from) entries_[count_++] = {range.events[i].event_id, kSettled};
+    for (int32 i = 0; i < range.parked_count; ++i) entries_[count_++] = {range.parked[i].event_id, kSettled};
+    std::sort(entries_, entries_ + count_,
+              [](const Entry &a, const Entry &b) { return compare_ids(a.id, b.id) < 0; });
+    const bool log_part_is_recorded = handle.to > handle.from && !range.events;
+    unknown_left_ = log_part_is_recorded ? PG_INT32_MAX : handle.parked_count - waiting;
+  }
+
+  // The index of that event in the batch; kSettled: there is nothing to record of it.
+  int32 find(const pg_uuid_t &id) {
+    const Entry *const end = entries_ + count_;
+    const Entry *entry = std::lower_bound(
+        static_cast<const Entry *>(entries_), end, id,
+        [](const Entry &e, const pg_uuid_t &wanted) { return compare_ids(e.id, wanted) < 0; });
+    if (entry != end && compare_ids(entry->id, id) == 0) return entry->index;
+    if (unknown_left_-- > 0) return kSettled;
+    pg::raise(kEventNotInBatch, "Name events by the event_id that outbox_fetch returned with this batch.",
+              "event %s is not in the batch",
+              DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&id))));
+  }
+
+  static constexpr int32 kSettled = -1;
+
+ private:
+  struct Entry {
+    pg_uuid_t id;
+    int32 index;
+  };
+
+  const Batch &batch_;
+  Entry *entries_;
+  int32 count_ = 0;
+  int32 unknown_left_;
+};
+
+pg_uuid_t event_id_of(const JsonbValue &name) {
+  const auto id = parse_uuid({name.val.string.val, static_cast<size_t>(name.val.string.len)});
+  if (!id)
+    pg::raise(kInvalidParameter, "Name events by the event_id that outbox_fetch returned with this batch.",
+              "invalid event id in the outcomes");
+  pg_uuid_t uuid;
+  memcpy(uuid.data, id->data(), id->size());
+  return uuid;
+}
+
+// An event without an outcome was delivered.
+Outcome *outcomes_of(Jsonb *outcomes, const BatchHandle &handle, const HandedOut &out) {
   if (!outcomes) return nullptr;
+  const Batch &batch = out.batch;
   auto *result = static_cast<Outcome *>(palloc(sizeof(Outcome) * static_cast<Size>(batch.event_count + 1)));
-  for (int32 i = 0; i < batch.event_count; ++i) result[i] = outcome_of(&outcomes->root, batch.events[i]);
+  std::fill_n(result, batch.event_count, Outcome{Status::kDelivered, -1, nullptr});
+  auto *named = static_cast<bool *>(palloc0(sizeof(bool) * static_cast<Size>(batch.event_count + 1)));
+  Members members(handle, out);
+  JsonbIterator *iterator = JsonbIteratorInit(&outcomes->root);
+  JsonbValue value;
+  pg_uuid_t id{};
+  for (JsonbIteratorToken token; (token = JsonbIteratorNext(&iterator, &value, true)) != WJB_DONE;) {
+    if (token == WJB_KEY) id = event_id_of(value);
+    if (token != WJB_VALUE) continue;
+    const Outcome outcome = outcome_of(value);
+    const int32 index = members.find(id);
+    if (index == Members::kSettled) continue;
+    if (named[index]) pg::raise(kInvalidParameter, "Name each event once.", "an event has two outcomes");
+    named[index] = true;
+    result[index] = outcome;
+  }
   return result;
 }
 
@@ -587,7 +678,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_record) {
   const TimestampTz retry_at = pg::spi([&]() -> TimestampTz {
     HandedOut out;
     find_handed_out(handle, &out);
-    record_locked(*out.destination, out.batch, outcomes_of(outcomes, out.batch), out.row);
+    record_locked(*out.destination, out.batch, outcomes_of(outcomes, handle, out), out.row);
     const TimestampTz rest =
         unreachable ? record_unreachable(*out.destination, out.batch.claim, unreachable, retry_after)
                     : DT_NOBEGIN;

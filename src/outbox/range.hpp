@@ -20,7 +20,7 @@ struct Range {
   int32 count;
   Event *events;  // without those that are parked already
   int32 parked_count;
-  int64 *parked;   // the positions of those, ascending
+  Event *parked;   // those, by position
   uint32 check;    // over all of them, see core/batch_handle.hpp
   int64 to;        // everything up to here was looked at
   bool exhausted;  // so was all of the window (up to `up_to`)

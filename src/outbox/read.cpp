@@ -93,11 +93,11 @@ Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int6
   auto *parked = static_cast<bool *>(palloc0(sizeof(bool) * (range.count + 1)));
   const int32 parked_count = find_parked(d.destination, shard, range.events, range.count, parked);
   if (parked_count > 0) {
-    range.parked = static_cast<int64 *>(palloc(sizeof(int64) * parked_count));
+    range.parked = static_cast<Event *>(palloc(sizeof(Event) * parked_count));
     int32 kept = 0;
     for (int32 i = 0; i < range.count; ++i) {
       if (parked[i])
-        range.parked[range.parked_count++] = range.events[i].id;
+        range.parked[range.parked_count++] = range.events[i];
       else
         range.events[kept++] = range.events[i];
     }

@@ -99,7 +99,40 @@ def test_another_session_records_and_gives_the_shard_back(db):
     assert db.value("SELECT holders FROM outbox_status") is None
 
 
-@pytest.mark.parametrize("outcomes", ['[]', '1', '{"ID": 1}', '{"ID": {}}', '{"ID": {"status": "lost"}}',
+@pytest.mark.parametrize("spelling", [str.upper, lambda id: id.replace("-", "")])
+def test_the_id_of_an_event_may_be_written_as_the_server_reads_a_uuid(db, spelling):
+    create(db)
+    emit(db, "a", "b")
+    client = Client(db)
+    client.fetch()
+    outcomes = json.dumps({spelling(str(client.rows[0][1])): DEAD})
+    run(client.connection, "SELECT outbox_record(%s, %s)", client.batch, outcomes)
+    assert status(db) == (1, 0, 0, 1)
+
+
+def test_an_outcome_of_an_event_that_is_not_in_the_batch_is_refused(db):
+    create(db, shards=1)
+    emit(db, "a", "b", "c", "d")
+    client = Client(db)
+    assert client.fetch(3) == ["a", "b", "c"]
+    other = db.value("SELECT outbox_event_id('d')")
+    call = "SELECT outbox_record(%s, %s)"
+    refused("RS211", run, client.connection, call, client.batch, json.dumps({other: RETRY}))
+    assert status(db) == (0, 0, 0, 0), "nothing is recorded"
+    # Also when a part of the batch is settled, whose ids count as known.
+    record(client, {"a": RETRY, "c": NOT_TRIED})
+    refused("RS211", run, client.connection, call, client.batch, json.dumps({other: RETRY}))
+    assert status(db) == (1, 1, 0, 0)
+    record(client, {"a": RETRY, "b": NOT_TRIED})
+    assert status(db) == (2, 1, 0, 0)
+
+
+@pytest.mark.parametrize("outcomes", ['[]', '1', '{"ID": 1}', '{"x": {"status": "dead"}}', '{"x": 1}', '{"": null}',
+                                      '{"ID": {"status": "retry", "bogus": 1}}',
+                                      '{"ID": {"status": "dead"}, "{ID}": {"status": "retry"}}',
+                                      '{"ID": {"status": "retry", "retry_after_ms": 1e300}}',
+                                      '{"ID": {"status": "retry", "retry_after_ms": 31622400001}}',
+                                      '{"ID": {}}', '{"ID": {"status": "lost"}}',
                                       '{"ID": {"status": "retry", "reason": 1}}',
                                       '{"ID": {"status": "retry", "retry_after_ms": -1}}',
                                       '{"ID": {"status": "retry", "retry_after_ms": "1 s"}}'])

@@ -30,5 +30,22 @@ TEST(EventId, RandomUuidIsVersionFour) {
   EXPECT_EQ(view(format_uuid(random_uuid_from_bits(Uuid{}))), "00000000-0000-4000-8000-000000000000");
 }
 
+TEST(EventId, IsReadAsTheServerReadsAUuid) {
+  constexpr char kId[] = "00112233-4455-8677-8899-aabbccddeeff";
+  for (const char *text :
+       {kId, "00112233-4455-8677-8899-AABBCCDDEEFF", "00112233445586778899aabbccddeeff",
+        "{00112233-4455-8677-8899-aabbccddeeff}", "0011-2233-4455-8677-8899-aabb-ccdd-eeff"}) {
+    const std::optional<Uuid> id = parse_uuid(text);
+    ASSERT_TRUE(id) << text;
+    EXPECT_EQ(view(format_uuid(*id)), kId) << text;
+  }
+  for (const char *text : {"", "x", "{", "{}", "00112233-4455-8677-8899-aabbccddeef",
+                           "00112233-4455-8677-8899-aabbccddeeff0", "00112233-4455-8677-8899-aabbccddeefg",
+                           "{00112233-4455-8677-8899-aabbccddeeff", "00112233-4455-8677-8899-aabbccddeeff}",
+                           "001-12233-4455-8677-8899-aabbccddeeff", "00112233--4455-8677-8899-aabbccddeeff",
+                           "00112233-4455-8677-8899-aabbccddeeff-", " 00112233-4455-8677-8899-aabbccddeeff"})
+    EXPECT_FALSE(parse_uuid(text)) << text;
+}
+
 }  // namespace
 }  // namespace retrysafe
