@@ -28,7 +28,7 @@ void Dispatcher::begin(std::span<Item> batch) {
   ready_ = {};
   ready_convicts_.clear();
   in_flight_ = delivered_ = 0;
-  answered_ = stopped_ = finished_ = unreachable_ = false;
+  answered_ = stopped_ = finished_ = unreachable_ = witness_called_ = false;
   accused_ = witness_ = kNone;
   unreachable_reason_.clear();
   unreachable_retry_after_ms_ = -1;
@@ -115,7 +115,11 @@ uint32_t Dispatcher::next_to_submit() {
   if (singles_left_ > 0 && in_flight_ > 0) return kNone;
   while (!ready_.empty()) {
     const uint32_t index = ready_.top();
-    if (slots_[index].state == State::kReady && !key_failed(index)) return index;
+    if (slots_[index].state == State::kReady && !key_failed(index)) {
+      if (delivered_ > 0 || witness_called_ || !is_suspect(index)) return index;
+      call_witness(index);
+      return witness_ == kNone ? index : witness_;
+    }
     // It went as a witness, or (where the sink keeps order) an event before it failed.
     if (slots_[index].state == State::kReady) block(index);
     ready_.pop();
@@ -161,9 +165,9 @@ void Dispatcher::settle_delivered(uint32_t index) {
   outcomes_[index].status = Status::kDelivered;
   ++delivered_;
   answered_ = true;
-  if (singles_left_ > 0) --singles_left_;
+  if (singles_left_ > 0 && index != witness_) --singles_left_;
   acquit(index);
-  if (index == witness_) pass_judgement();
+  if (index == witness_) hear_witness();
   release_follower(index);
 }
 
@@ -171,7 +175,7 @@ void Dispatcher::settle_failed(uint32_t index, Status status) {
   slots_[index].state = State::kSettled;
   outcomes_[index].status = status;
   answered_ = true;
-  if (singles_left_ > 0) --singles_left_;
+  if (singles_left_ > 0 && index != witness_) --singles_left_;
   if (status == Status::kFailedFinal) acquit(index);
   if (key_goes_on(status)) {
     release_follower(index);
@@ -180,7 +184,11 @@ void Dispatcher::settle_failed(uint32_t index, Status status) {
     block_followers(index);
   }
   // A witness that failed proves nothing about the event that is accused.
-  if (index == witness_) give_up(accused_);
+  if (index != witness_) return;
+  if (slots_[accused_].state == State::kUnreachable)
+    give_up(accused_);
+  else
+    accused_ = witness_ = kNone;
 }
 
 void Dispatcher::settle_unreachable(uint32_t index) {
@@ -192,22 +200,38 @@ void Dispatcher::settle_unreachable(uint32_t index) {
   // It did so before, and the destination has just taken others: no need to try again.
   if (slots_[index].convict && delivered_ > 0) return settle_failed(index, Status::kFailedRetry);
 
-  const bool suspected = singles_left_ > 0 && accused_ == kNone && first_count_ >= kPatience &&
-                         id(index) == first_id_ && index == first_in_line();
-  if (suspected && !stopped_) {
-    accused_ = index;
-    witness_ = choose_witness();
+  // In its turn it is alone, so what was delivered before it was delivered before its attempt began.
+  const bool speaks_against_it = accused_ == kNone && !stopped_ && delivered_ > 0 && is_suspect(index);
+  if (speaks_against_it) {
+    if (++proofs_ == kProofs) return condemn(index);
+    call_witness(index);
     if (witness_ != kNone) return;
   }
   give_up(index);
 }
 
-void Dispatcher::pass_judgement() {
-  const uint32_t culprit = accused_;
+// Whether this event stood first in line at enough failures in a row, and still does.
+bool Dispatcher::is_suspect(uint32_t index) const {
+  return singles_left_ > 0 && first_count_ >= kPatience && id(index) == first_id_ && index == first_in_line();
+}
+
+void Dispatcher::call_witness(uint32_t accused) {
+  witness_ = choose_witness(accused);
+  accused_ = witness_ == kNone ? kNone : accused;
+  witness_called_ = true;
+}
+
+// The witness was delivered. One that went before its suspect only opens the way for it.
+void Dispatcher::hear_witness() {
+  const uint32_t accused = accused_;
   accused_ = witness_ = kNone;
-  convicts_.emplace_back(id(culprit));
+  if (slots_[accused].state == State::kUnreachable) condemn(accused);
+}
+
+void Dispatcher::condemn(uint32_t index) {
+  convicts_.emplace_back(id(index));
   if (convicts_.size() > kMaxConvicts) convicts_.pop_front();
-  settle_failed(culprit, Status::kFailedRetry);
+  settle_failed(index, Status::kFailedRetry);
   singles_left_ = 0;
 }
 
@@ -222,13 +246,14 @@ void Dispatcher::give_up(uint32_t index) {
 void Dispatcher::finish() {
   finished_ = true;
   if (!unreachable_) {
-    if (answered_) failures_ = first_count_ = 0;
+    if (answered_) failures_ = first_count_ = proofs_ = 0;
     return;
   }
   ++failures_;
   const uint32_t first = first_in_line();
   const std::string_view first_id = first == kNone ? std::string_view{} : id(first);
-  first_count_ = first_id == first_id_ ? first_count_ + 1 : 1;
+  if (first_id != first_id_) first_count_ = proofs_ = 0;
+  ++first_count_;
   first_id_ = first_id;
 }
 
@@ -257,10 +282,10 @@ uint32_t Dispatcher::first_in_line() const {
 }
 
 // Another one each time: the one that was taken may be bad itself.
-uint32_t Dispatcher::choose_witness() const {
+uint32_t Dispatcher::choose_witness(uint32_t accused) const {
   std::vector<uint32_t> candidates;
   for (uint32_t i = 0; i < slots_.size(); ++i) {
-    const bool other_key = slots_[i].key == kNone || slots_[i].key != slots_[accused_].key;
+    const bool other_key = i != accused && (slots_[i].key == kNone || slots_[i].key != slots_[accused].key);
     if (slots_[i].state == State::kReady && !slots_[i].convict && other_key) candidates.push_back(i);
   }
   if (candidates.empty()) return kNone;

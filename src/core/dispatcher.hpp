@@ -13,10 +13,14 @@
 //   request per attempt and not a burst.
 // - An event that breaks the destination for all (its receiver crashes, the connection is reset) must
 //   not stop the others for ever, and an outage must not count against the event that happens to stand first.
-//   So: when one and the same event stood first in line at kPatience such failures in a row, and fails so
-//   once more on its own, another event is sent as a witness. If the witness is delivered the first event is
-//   the culprit: it is counted as failed, which burns one of its attempts, and the others go on. From then on
-//   it is sent last in its batches and alone. Without a witness nobody is blamed.
+//   That the destination takes another event just after proves nothing: it may have come back in between. So
+//   an attempt speaks against an event only when it began after the destination had taken another one:
+//   when one and the same event stood first in line at kPatience such failures in a row, another event goes
+//   first, as a witness, and the suspect after it, alone. If the suspect fails, a further witness follows;
+//   when that is delivered, or when the suspect fails so in kProofs batches (a receiver that crashed may need
+//   longer to come back), it is the culprit: it is counted as failed, which burns one of its attempts, and
+//   the others go on. From then on it is sent last in its batches and alone. Without a witness nobody is
+//   blamed.
 //
 // How outcomes map to outbox::Status: kBlocked and kNotTried both become kNotTried. The engine parks an event
 // that was not tried and whose ordering key has an earlier failure in the batch (or an earlier parked event:
@@ -71,6 +75,8 @@ class Dispatcher {
 
   // Failures in a row with one event first in line, before that event is suspected.
   static constexpr int kPatience = 3;
+  // So many times it fails right behind a witness, where no further one gets through.
+  static constexpr int kProofs = 2;
 
   explicit Dispatcher(SinkPort &sink, DeadLetters dead_letters = DeadLetters::kBlock)
       : sink_(sink), dead_letters_(dead_letters) {}
@@ -115,7 +121,10 @@ class Dispatcher {
   void settle_delivered(uint32_t index);
   void settle_failed(uint32_t index, Status status);
   void settle_unreachable(uint32_t index);
-  void pass_judgement();
+  void call_witness(uint32_t accused);
+  void hear_witness();
+  bool is_suspect(uint32_t index) const;
+  void condemn(uint32_t index);
   void give_up(uint32_t index);
   void finish();
   bool key_goes_on(Status status) const;
@@ -123,7 +132,7 @@ class Dispatcher {
   void block_followers(uint32_t index);
   bool key_failed(uint32_t index) const;
   uint32_t first_in_line() const;
-  uint32_t choose_witness() const;
+  uint32_t choose_witness(uint32_t accused) const;
   std::string_view id(uint32_t index) const;
   bool is_convict(std::string_view event_id) const;
   void acquit(uint32_t index);
@@ -143,8 +152,9 @@ class Dispatcher {
   size_t delivered_ = 0;
   bool answered_ = false;     // some event got an answer of its own
   size_t singles_left_ = 0;   // so many events still go one by one
-  uint32_t accused_ = kNone;  // failed alone; its witness is ready or under way
+  uint32_t accused_ = kNone;  // its witness is ready or under way
   uint32_t witness_ = kNone;
+  bool witness_called_ = false;
   bool stopped_ = false;
   bool finished_ = true;
   bool unreachable_ = false;
@@ -156,6 +166,7 @@ class Dispatcher {
   int failures_ = 0;      // batches in a row that ended with the destination unreachable
   std::string first_id_;  // the event that stood first in line at the last of them
   int first_count_ = 0;   // … and at how many in a row
+  int proofs_ = 0;        // at how many of these it failed right behind a witness
   size_t breadth_ = 1;    // events in flight when the last burst failed: the culprit was one of them
   std::deque<std::string> convicts_;
 };

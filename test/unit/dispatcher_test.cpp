@@ -10,6 +10,7 @@
 #include <optional>
 #include <random>
 #include <set>
+#include <utility>
 
 using retrysafe::Dispatcher;
 using retrysafe::SinkPort;
@@ -331,13 +332,68 @@ TEST_F(DispatcherTest, ABadWitnessProvesNothingAndTheNextIsAnotherOne) {
   sink.rule = [](const std::string &id) { return id == "p" || id == "q" ? kUnreachable : kDelivered; };
   const std::vector<Event> events{{"p", ""}, {"q", ""}, {"r", ""}};
   for (int attempt = 1; attempt <= Dispatcher::kPatience; ++attempt) begin(events);
-  begin(events);
-  EXPECT_EQ(sink.sent, (Ids{"p", "q"}));
-  EXPECT_TRUE(dispatcher->unreachable());
-  EXPECT_EQ(outcomes()["p"], Status::kNotTried);
+  const auto expect = [&](const Ids &sent, Status status) {
+    begin(events);
+    EXPECT_EQ(sink.sent, sent);
+    EXPECT_TRUE(dispatcher->unreachable());
+    EXPECT_EQ(outcomes()["p"], status);
+  };
+  expect({"q"}, Status::kNotTried);
+  expect({"r", "p", "q"}, Status::kNotTried);
+  expect({"q"}, Status::kNotTried);
+  expect({"r", "p", "q"}, Status::kFailedRetry);
+  EXPECT_EQ(outcomes()["r"], Status::kDelivered);
+}
+
+// Whenever it ends, and also when it begins again: between two requests the destination may come back.
+// (A second outage of a single request, just that one, cannot be told from an event that is to blame.)
+TEST_F(DispatcherTest, TheEndOfAnOutageIsNotHeldAgainstTheEventThatStandsFirst) {
+  for (const size_t first : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 50})
+    for (const size_t between : {1, 2, 3, 10})
+      for (const size_t second : {0, 2, 5}) {
+        dispatcher.emplace(sink);
+        size_t requests = 0;
+        sink.rule = [&](const std::string &) {
+          const size_t n = requests++;
+          return n < first || (n >= first + between && n < first + between + second) ? kUnreachable
+                                                                                     : kDelivered;
+        };
+        SCOPED_TRACE(std::to_string(first) + ", " + std::to_string(between) + ", " + std::to_string(second));
+        do {
+          begin({{"a1", "a"}, {"a2", "a"}, {"b", "b"}, {"c", ""}, {"d", ""}});
+          ASSERT_TRUE(dispatcher->done());
+          for (const auto &[id, status] : outcomes()) ASSERT_NE(status, Status::kFailedRetry) << id;
+        } while (dispatcher->unreachable());
+        for (const auto &[id, status] : outcomes()) EXPECT_EQ(status, Status::kDelivered) << id;
+      }
+}
+
+TEST_F(DispatcherTest, AReceiverThatComesBackSlowlyAfterItsCrashIsNoAlibi) {
+  bool down = false;
+  sink.rule = [&](const std::string &id) {
+    const bool was_down = std::exchange(down, id == "p");
+    return id == "p" || was_down ? kUnreachable : kDelivered;
+  };
+  const std::vector<Event> events{{"p", ""}, {"b", ""}, {"c", ""}};
+  for (int attempt = 1; attempt < Dispatcher::kPatience + Dispatcher::kProofs; ++attempt) {
+    begin(events);
+    down = false;  // it is back when the back-off ends
+    ASSERT_EQ(outcomes()["p"], Status::kNotTried);
+  }
   begin(events);
   EXPECT_EQ(outcomes()["p"], Status::kFailedRetry);
-  EXPECT_EQ(outcomes()["r"], Status::kDelivered);
+}
+
+TEST_F(DispatcherTest, OneOtherEventIsEnoughToFindTheCulprit) {
+  sink.rule = [](const std::string &id) { return id == "p" ? kUnreachable : kDelivered; };
+  for (int attempt = 1; attempt < Dispatcher::kPatience + Dispatcher::kProofs; ++attempt) {
+    begin({{"p", ""}, {"q", ""}});
+    ASSERT_EQ(outcomes()["p"], Status::kNotTried);
+  }
+  begin({{"p", ""}, {"q", ""}});
+  EXPECT_EQ(sink.sent, (Ids{"q", "p"}));
+  EXPECT_EQ(outcomes()["p"], Status::kFailedRetry);
+  EXPECT_FALSE(dispatcher->unreachable());
 }
 
 TEST_F(DispatcherTest, NoWitnessOfTheSameKey) {
@@ -371,7 +427,7 @@ TEST_F(DispatcherTest, ThoseThatWereInFlightGoSinglyAndEachNeedsItsOwnHistory) {
   EXPECT_EQ(sink.most_in_flight, 4u);
   for (int attempt = 1; attempt <= Dispatcher::kPatience; ++attempt) {
     begin(events);
-    EXPECT_EQ(sink.sent, (Ids{"a", "b", "c", "z"})) << "no witness yet: `a` stood first before";
+    EXPECT_EQ(sink.sent, (Ids{"a", "b", "c", "z"})) << "no witness yet: another one stood first before";
     EXPECT_EQ(sink.most_in_flight, 1u);
     EXPECT_TRUE(dispatcher->unreachable());
   }
@@ -394,7 +450,7 @@ TEST_F(DispatcherTest, BlockedEventsAreNotFirstInLine) {
     return id == "a1" ? kRetry : id == "b" ? kUnreachable : kDelivered;
   };
   const std::vector<Event> events{{"a1", "a"}, {"a2", "a"}, {"b", ""}, {"c", ""}};
-  for (int attempt = 0; attempt <= Dispatcher::kPatience; ++attempt) begin(events);
+  for (int attempt = 0; attempt < Dispatcher::kPatience + Dispatcher::kProofs; ++attempt) begin(events);
   EXPECT_EQ(outcomes()["b"], Status::kFailedRetry);
 }
 
@@ -410,7 +466,7 @@ TEST_F(DispatcherTest, ABatchThatSaysNothingChangesNothing) {
 TEST_F(DispatcherTest, TheCulpritKeepsItsPlaceInItsKeyWhereTheSinkKeepsOrder) {
   sink.ordered = true;
   sink.rule = [](const std::string &id) { return id[0] == 'p' ? kUnreachable : kDelivered; };
-  for (int attempt = 0; attempt <= Dispatcher::kPatience; ++attempt) {
+  for (int attempt = 0; attempt < Dispatcher::kPatience + Dispatcher::kProofs; ++attempt) {
     begin({{"p1", "p"}, {"p2", "p"}, {"e", ""}});
     EXPECT_EQ(std::count(sink.sent.begin(), sink.sent.end(), "p2"), attempt == 0)
         << "p2 is no witness for p1";
