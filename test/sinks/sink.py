@@ -133,5 +133,6 @@ class Sink:
                 assert outcome.tag not in found, "two outcomes for one event"
                 found[outcome.tag] = outcome
             if not outcomes:
-                poll.poll(timeout if 0 <= timeout < 1000 else 1000)
+                left = 1000 * max(0, deadline - time.monotonic())
+                poll.poll(left if timeout < 0 else min(timeout, left))  # a sink that asks for nothing is left alone
         return [found[e.tag] for e in events]

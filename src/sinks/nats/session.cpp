@@ -130,7 +130,8 @@ struct Session::Shared {
   bool given_up = false;
   int fd = -1;                       // of the connection that was made
   const Endpoint *trying = nullptr;  // to make one
-  Clock::time_point deadline = Clock::time_point::max();
+  // Only moves on: whoever waits for it need not be told. Set before the thread runs, which may be late.
+  Clock::time_point deadline = Clock::now() + target->connect_timeout + kGrace;
   std::vector<std::pair<uint64_t, MessagePointer>> outgoing;
   std::vector<Answer> answers;
 
@@ -466,8 +467,7 @@ void Session::Shared::hurry() {
     }
   }
   const std::lock_guard lock(mutex);
-  if (!trying) return;
-  shut_down_sockets_to(trying->address, in_use);
+  if (trying) shut_down_sockets_to(trying->address, in_use);
   deadline = Clock::now() + kGrace;  // and again, if that was before it had connected
 }
 
