@@ -94,7 +94,8 @@ std::string expectation(const OptionDescription &option) {
       break;
   }
   return "It must be a string of " + std::to_string(option.min) + " to " + std::to_string(option.max) +
-         " bytes without control characters.";
+         " bytes without control characters" +
+         (option.addresses ? ", and without user and password, which have options of their own." : ".");
 }
 
 bool has_control_character(std::string_view text) {
@@ -181,6 +182,7 @@ bool is_good(const OptionDescription &option, OptionSource source, const GivenOp
   if (option.type == kUrl) return is_url(text);
   if (option.type == kTemplate && !is_route_template(text)) return false;
   if (option.type == kEnum) return is_choice(option.choices, text);
+  if (option.addresses && text.find('@') != std::string_view::npos) return false;
   return within(option, text.size());
 }
 

@@ -41,6 +41,7 @@ struct OptionDescription {
   int64_t min = 0;                   // integer: the value; duration: milliseconds; else length in bytes
   int64_t max = std::numeric_limits<int64_t>::max();
   std::string_view choices{};  // enum: separated by '|'
+  bool addresses = false;      // string: hosts, where user and password do not belong
 };
 
 using OptionList = std::span<const OptionDescription>;
@@ -76,6 +77,11 @@ std::optional<OptionType> option_type(std::string_view name);
 
 // Finds what `name` stands for: an option, or the _file or _env form of a secret one.
 OptionName find_option(OptionList list, std::string_view name);
+
+// True when what a sink gets is not to be shown, wherever it was kept.
+inline bool holds_secret(OptionType type) {
+  return type == OptionType::kSecret || type == OptionType::kHeaders;
+}
 
 // True when views must not show the value.
 bool is_confidential(const OptionName &name);

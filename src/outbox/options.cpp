@@ -289,13 +289,14 @@ struct Resolved {
   int count;
   int capacity;
 
-  void add(const char *name, const char *value, OptionSource source = OptionSource::kInline) {
+  void add(const char *name, const char *value, OptionSource source = OptionSource::kInline,
+           bool is_secret = false) {
     if (count == capacity) {
       capacity *= 2;
       items = static_cast<ResolvedOption *>(repalloc(items, capacity * sizeof(ResolvedOption)));
     }
     const int length = static_cast<int>(strlen(value));
-    items[count++] = {name, pg_server_to_any(value, length, PG_UTF8), source};
+    items[count++] = {name, pg_server_to_any(value, length, PG_UTF8), source, is_secret};
   }
 };
 
@@ -407,7 +408,7 @@ ResolvedOption *resolved_options(const Destination &destination, SecretReader re
                     const char *text = copy_of(value);
                     if (reader == SecretReader::kServer) text = read_source(name, option, text);
                     resolved.add(member.data() ? psprintf("%s.%s", option, copy_of(member)) : option, text,
-                                 name.source);
+                                 name.source, holds_secret(name.description->type));
                   });
   if (strcmp(kind->name, "postgres") == 0)
     resolved.add("require_password", must_show_a_password(destination) ? "true" : "false");

@@ -248,6 +248,10 @@ void Lane::open_sink(Options options) {
   sink::Config config;
   config.destination = destination();
   config.database = session_.database();
+  for (const auto &[name, value] : options) {
+    const OptionName known = find_option(option_list_, std::string_view(name).substr(0, name.find('.')));
+    if (known.description && holds_secret(known.description->type)) config.secrets.add(value);
+  }
   config.options = std::move(options);
   config.allowed_addresses = configuration_.allowed_addresses;
   config.log = log_of_sink;
@@ -371,6 +375,7 @@ void Lane::keep_lease(Milliseconds now) {
         if (answer.sqlstate == kStaleBatch.sqlstate) return lose_batch("somebody else has its shard");
         renew_at_ = now_ms() + kRest;
         if (!answer.good()) return;
+        sink_at_ = 0;  // a sink that missed its time is looked after now and then
         const Milliseconds left = std::stoll(answer.text(0, 0));
         lease_ends_at_ = asked_at + left;
         renew_at_ = std::max(now_ms() + 100, asked_at + left - lease_ / 2 + 1);

@@ -249,7 +249,10 @@ void Lane::read(Milliseconds now) {
   if (!sink_) {
     sink::Config config;
     config.destination = name();
-    for (int i = 0; i < option_count; ++i) config.options.emplace_back(options[i].name, options[i].value);
+    for (int i = 0; i < option_count; ++i) {
+      config.options.emplace_back(options[i].name, options[i].value);
+      if (options[i].is_secret) config.secrets.add(options[i].value);
+    }
     config.database = database;
     config.allowed_addresses = settings::allowed_addresses ? settings::allowed_addresses : "";
     config.log = log_of_sink;
@@ -312,7 +315,10 @@ void Lane::keep_lease(Milliseconds now) {
     renew_at_ = now + kFailureRest;
     return;
   }
-  if (kept) return note_lease(now);
+  if (kept) {
+    ready_ = true;  // a sink that missed its time is looked after now and then
+    return note_lease(now);
+  }
   // Somebody else works the shard now, or will. What is in flight is given up: it comes again from there.
   log_line("lost shard %d of destination \"%s\" while sending to it", claim_.shard, name());
   go();

@@ -4,6 +4,9 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
+
 namespace retrysafe::sink {
 
 namespace {
@@ -83,6 +86,26 @@ const retrysafe_sink_module *load(const std::string &library, const LibraryPath 
   return module;
 }
 
+// A call of the module. What it logs meanwhile is logged for this sink.
+class Sink::Calling {
+ public:
+  explicit Calling(const Sink &sink) : before_(std::exchange(calling_, &sink)) {}
+  ~Calling() { calling_ = before_; }
+  Calling(const Calling &) = delete;
+  Calling &operator=(const Calling &) = delete;
+
+ private:
+  const SignalsBlocked blocked_;
+  const Sink *before_;
+};
+
+void Sink::log(const char *message) {
+  if (!calling_ || !calling_->config_.log) return;
+  std::string shown(message);
+  calling_->config_.secrets.apply(&shown);
+  calling_->config_.log(shown.c_str());
+}
+
 std::unique_ptr<Sink> Sink::open(const retrysafe_sink_module *module, Config config, std::string *error) {
   std::unique_ptr<Sink> sink(new Sink(module, std::move(config)));
   const Config &kept = sink->config_;
@@ -95,18 +118,19 @@ std::unique_ptr<Sink> Sink::open(const retrysafe_sink_module *module, Config con
       .options = options.data(),
       .option_count = options.size(),
       .allowed_addresses = text(kept.allowed_addresses),
-      .log = kept.log ? kept.log : [](const char *) {},
+      .log = log,
   };
   char message[512] = "";
-  const SignalsBlocked guard;
+  const Calling call(*sink);
   sink->handle_ = module->open(&c, message, sizeof message);
   if (sink->handle_) return sink;
   *error = message[0] ? message : "the sink could not be opened";
+  kept.secrets.apply(error);
   return nullptr;
 }
 
 Sink::~Sink() {
-  const SignalsBlocked guard;
+  const Calling call(*this);
   if (handle_) module_->close(handle_);
 }
 
@@ -115,18 +139,26 @@ int Sink::wait_fd() const {
 }
 
 bool Sink::submit(const retrysafe_event &event) {
-  const SignalsBlocked guard;
+  const Calling call(*this);
   return module_->submit(handle_, &event) != 0;
 }
 
 void Sink::flush() {
-  const SignalsBlocked guard;
+  const Calling call(*this);
   module_->flush(handle_);
 }
 
 size_t Sink::collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms) {
-  const SignalsBlocked guard;
-  return module_->collect(handle_, outcomes.data(), outcomes.size(), timeout_ms);
+  const Calling call(*this);
+  const size_t count = module_->collect(handle_, outcomes.data(), outcomes.size(), timeout_ms);
+  for (retrysafe_outcome &outcome : outcomes.first(count)) {
+    if (outcome.reason[0] == '\0') continue;
+    std::string reason(outcome.reason, strnlen(outcome.reason, sizeof outcome.reason));
+    config_.secrets.apply(&reason);
+    reason.copy(outcome.reason, sizeof outcome.reason - 1);
+    outcome.reason[std::min(reason.size(), sizeof outcome.reason - 1)] = '\0';
+  }
+  return count;
 }
 
 }  // namespace retrysafe::sink

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "core/dispatcher.hpp"
+#include "core/secret_mask.hpp"
 #include "sink/abi.h"
 
 namespace retrysafe::sink {
@@ -37,6 +38,7 @@ struct Config {
   std::string destination;
   std::string database;
   std::vector<std::pair<std::string, std::string>> options;  // resolved
+  SecretMask secrets;  // what nothing may show that a sink says: values of options
   std::string allowed_addresses;
   void (*log)(const char *message) = nullptr;
 };
@@ -74,11 +76,15 @@ class Sink final : public SinkPort {
   size_t collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms) override;
 
  private:
+  class Calling;
+  static void log(const char *message);
+
   Sink(const retrysafe_sink_module *module, Config config) : module_(module), config_(std::move(config)) {}
 
   const retrysafe_sink_module *module_;
   Config config_;
   retrysafe_sink *handle_ = nullptr;
+  static inline thread_local const Sink *calling_ = nullptr;
 };
 
 }  // namespace retrysafe::sink

@@ -400,11 +400,6 @@ def test_an_error_of_which_nothing_is_known_is_the_events_own_unless_all_have_it
         assert sinks(fake).one() == (FAILED_RETRY, "ERR strange")
 
 
-def test_a_server_that_repeats_the_password(sinks):
-    with Fake(lambda words: b"-ERR what is " + b" ".join(words) + b"?\r\n") as fake:
-        assert PASSWORD not in failure(sinks(fake))
-
-
 def test_a_server_that_speaks_first(sinks):
     with Fake(lambda words: b"+OK\r\n", greeting=b"+hello\r\n") as fake:
         assert failure(sinks(fake, password=None)) in ("the server spoke without being asked",

@@ -25,7 +25,7 @@ class NullDestination:
         db.sql(f"SELECT outbox_create_destination('{name}', 'null', '{{{settings}}}'{extra})")
 
     def tell(self, word):
-        """What becomes of attempts from now on: ok, retry, final, unreachable, hang."""
+        """What becomes of attempts from now on: ok, retry, final, unreachable, hang, forget."""
         self.control.write_text(word)
         self.control.chmod(0o644)
 

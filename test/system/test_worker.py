@@ -174,6 +174,17 @@ def test_an_unreachable_destination_costs_nothing(db):
     eventually(lambda: 'destination "away" is back after' in db.server.log())
 
 
+def test_a_sink_that_forgets_to_ask_for_a_call_is_looked_after(db):
+    """It has an outcome and tells nobody: it is asked at the latest when the lease is renewed."""
+    d = NullDestination(db, lease="interval '2 s'")
+    d.tell("forget")
+    emit(db, "a")
+    eventually(lambda: d.status()["state"] == "publishing")
+    d.tell("ok")
+    eventually(lambda: d.status()["delivered"] == 1)
+    assert d.delivered() == ["a"]
+
+
 def test_a_destination_that_cannot_be_opened_says_why(db):
     d = NullDestination(db, options='"broken": "no such thing"')
     emit(db, "e1")

@@ -51,6 +51,23 @@ TEST(OptionList, NamesTooLongToShowAreNotShown) {
   EXPECT_EQ(http_problem(text(std::string(64, 'x'), "")).find("xx"), std::string::npos);
 }
 
+TEST(OptionList, AddressesHoldNoPasswords) {
+  const std::pair<std::string_view, GivenOption> all[] = {
+      {"nats", text("servers", "nats://u:hunter2@h")},
+      {"kafka", text("brokers", "a:9092,u:hunter2@h:9092")},
+      {"redis", text("host", "hunter2@h")},
+      {"rabbitmq", text("host", "u:hunter2@h")},
+      {"postgres", text("host", "u:hunter2@h")},
+  };
+  for (const auto &[kind, option] : all) {
+    const std::string problem = problem_of(kind, {option});
+    EXPECT_NE(problem.find("invalid value of option"), std::string::npos) << kind << problem;
+    EXPECT_NE(problem.find("without user and password"), std::string::npos) << kind << problem;
+    EXPECT_EQ(problem.find("hunter2"), std::string::npos) << kind;
+  }
+  EXPECT_EQ(problem_of("nats", {text("servers", "tls://h:4222, [::1]:4222"), text("subject", "x")}), "");
+}
+
 TEST(OptionList, Integers) {
   EXPECT_EQ(http_problem(number("max_in_flight", "1")), "");
   EXPECT_EQ(http_problem(number("max_in_flight", "1024")), "");

@@ -109,14 +109,12 @@ TEST(RedisReply, AfterAnErrorOfTheProtocolNothingIsRead) {
   EXPECT_FALSE(ends_connection("ERR Elements are too large to be stored"));
 }
 
-TEST(RedisReply, ReasonsHoldNoSecretsAndNoPayloads) {
-  EXPECT_EQ(reason_of("ERR unknown command 'AUTH', with args beginning with: 'hunter2' ", "hunter2"),
+TEST(RedisReply, ReasonsHoldNoArgumentsOfCommands) {
+  EXPECT_EQ(reason_of("ERR unknown command 'AUTH', with args beginning with: 'hunter2' "),
             "ERR unknown command 'AUTH'");
-  EXPECT_EQ(reason_of("ERR hunter2 and hunter2", "hunter2"), "ERR *** and ***");
-  EXPECT_EQ(reason_of("ERR aa", "a"), "ERR ******");
-  EXPECT_EQ(reason_of("ERR a\x01\xff", ""), "ERR a ?");
-  EXPECT_LT(reason_of(std::string(1000, 'x'), "").size(), 256u);
-  EXPECT_EQ(reason_of("MOVED 1 h:1", ""),
+  EXPECT_EQ(reason_of("ERR a\x01\xff"), "ERR a ?");
+  EXPECT_LT(reason_of(std::string(1000, 'x')).size(), 256u);
+  EXPECT_EQ(reason_of("MOVED 1 h:1"),
             "the server is part of a Redis Cluster, which this kind does not support: MOVED 1 h:1");
 }
 

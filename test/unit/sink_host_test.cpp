@@ -18,6 +18,7 @@ namespace {
 class EchoSink {
  public:
   explicit EchoSink(const sink::Options &options) {
+    if (options.has("complain")) throw std::invalid_argument("not " + std::string(options.text("complain")));
     if (options.flag("broken", false)) throw std::invalid_argument("option \"broken\" is set");
     seen = std::string(options.destination()) + "/" + std::string(options.database()) + "/" +
            std::string(options.text("greeting", "none")) + "/" +
@@ -34,15 +35,19 @@ class EchoSink {
     tag = event.tag;
     return event.tag != 0;
   }
-  void flush() { ++flushed; }
+  void flush() {
+    ++flushed;
+    if (!answer.empty()) throw std::runtime_error(answer);
+  }
   size_t collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms) {
     *timeout_ms = 5;
-    sink::report(&outcomes[0], tag, RETRYSAFE_FAILED_RETRY, std::string(300, 'x') + "\xc3\xa9", 9);
+    sink::report(&outcomes[0], tag, RETRYSAFE_FAILED_RETRY,
+                 answer.empty() ? std::string(300, 'x') + "\xc3\xa9" : answer, 9);
     return 1;
   }
 
   uint64_t tag = 0;
-  static inline std::string seen;
+  static inline std::string seen, answer;
   static inline bool signals_blocked = false;
   static inline int flushed = 0, closed = 0;
 };
@@ -62,6 +67,7 @@ std::unique_ptr<sink::Sink> open(std::vector<std::pair<std::string, std::string>
   config.database = "shop";
   config.options = std::move(options);
   config.allowed_addresses = "10.0.0.0/8";
+  config.secrets.add("hunter2");
   config.log = [](const char *line) { last_log = line; };
   return sink::Sink::open(retrysafe_sink_module_entry(), std::move(config), error);
 }
@@ -137,6 +143,21 @@ TEST(SinkHost, ExceptionsEndAtTheBorder) {
   event.tag = 13;
   EXPECT_FALSE(one->submit(event));
   EXPECT_EQ(last_log, "unlucky");
+}
+
+TEST(SinkHost, WhatASinkSaysHoldsNoSecrets) {
+  std::string error;
+  const auto one = open({}, &error);
+  EchoSink::answer = "the server says: no hunter2 here";
+  retrysafe_outcome outcomes[2];
+  int timeout = -1;
+  EXPECT_EQ(one->collect(outcomes, &timeout), 1u);
+  EXPECT_STREQ(outcomes[0].reason, "the server says: no *** here");
+  one->flush();
+  EXPECT_EQ(last_log, "the server says: no *** here");
+  EchoSink::answer.clear();
+  EXPECT_FALSE(open({{"complain", "hunter2"}}, &error));
+  EXPECT_EQ(error, "not ***");
 }
 
 TEST(SinkHost, ReasonsAreCutBetweenCharacters) {

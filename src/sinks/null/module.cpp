@@ -7,7 +7,8 @@
 //   parallel    attempts at a time, default 16
 //   control     a file with one word, read anew before each attempt: what becomes of it. ok (also when there
 //   is no
-//               such file), retry, final, unreachable, hang (no outcome until the word changes)
+//               such file), retry, final, unreachable, hang (no outcome until the word changes),
+//   forget (the same, and it does not ask to be called again)
 //   refuse      event keys that begin with this are refused for good
 #include <sys/timerfd.h>
 #include <unistd.h>
@@ -62,6 +63,7 @@ class NullSink {
         *timeout_ms = 20;
         break;
       }
+      if (word == "forget") return count;
       retrysafe_status status = RETRYSAFE_DELIVERED;
       if (word == "retry") status = RETRYSAFE_FAILED_RETRY;
       if (word == "final") status = RETRYSAFE_FAILED_FINAL;

@@ -42,7 +42,8 @@ size_t RedisSink::collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms
   outcomes_.erase(outcomes_.begin(), outcomes_.begin() + static_cast<std::ptrdiff_t>(count));
 
   *timeout_ms = -1;
-  if (!outcomes_.empty()) {
+  // The network may have taken all at once that there was room for, and then nobody calls for the rest.
+  if (!outcomes_.empty() || may_send()) {
     *timeout_ms = 0;
   } else if (opening_ || under_way()) {
     const auto deadline = opening_ ? session_.deadline() : deadline_;
@@ -69,10 +70,15 @@ void RedisSink::advance() {
   if (session_.state() == Session::State::kReady) send();
 }
 
+bool RedisSink::may_send() const {
+  return session_.state() == Session::State::kReady && !renew_ && sent_ < events_.size() &&
+         session_.unsent() < kMaxUnsentBytes;
+}
+
 void RedisSink::send() {
   const bool was_under_way = under_way();
   size_t added = 0;
-  for (; !renew_ && sent_ < events_.size() && session_.unsent() < kMaxUnsentBytes; ++sent_, ++added)
+  for (; may_send(); ++sent_, ++added)
     append_xadd(*events_[sent_].event, events_[sent_].stream, target_.source, target_.max_length,
                 &session_.commands());
   if (added == 0) return;
@@ -120,7 +126,7 @@ void RedisSink::take(const Reply &reply) {
 }
 
 void RedisSink::take_error(const Pending &pending, std::string_view error) {
-  const std::string reason = reason_of(error, target_.password);
+  const std::string reason = reason_of(error);
   const uint64_t tag = pending.event->tag;
   Verdict verdict = judge(error);
   // Not to be believed: it would make a dead letter of every event.
@@ -160,7 +166,7 @@ void RedisSink::take_wait(const Reply &reply) {
   stored_ -= burst.stored.size();
   const bool confirmed = reply.type == Reply::Type::kInteger && reply.integer >= target_.replicas;
   const std::string reason = confirmed                           ? ""
-                             : reply.type == Reply::Type::kError ? reason_of(reply.text, target_.password)
+                             : reply.type == Reply::Type::kError ? reason_of(reply.text)
                              : reply.type != Reply::Type::kInteger
                                  ? "the answer to WAIT is not that of a Redis server"
                                  : std::to_string(reply.integer) + " of " + std::to_string(target_.replicas) +

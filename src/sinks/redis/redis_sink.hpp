@@ -35,6 +35,7 @@ class RedisSink {
   };
 
   void advance();
+  bool may_send() const;
   void send();
   void receive();
   void take(const Reply &reply);

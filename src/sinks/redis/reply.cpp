@@ -99,11 +99,8 @@ bool ends_connection(std::string_view error) {
   return has(error, "Protocol error");
 }
 
-std::string reason_of(std::string_view error, std::string_view password) {
+std::string reason_of(std::string_view error) {
   std::string text(error.substr(0, error.find(", with args beginning with")));
-  if (!password.empty())
-    for (size_t at = 0; (at = text.find(password, at)) != std::string::npos; at += 3)
-      text.replace(at, password.size(), "***");
   if (text.starts_with("MOVED ") || text.starts_with("ASK "))
     text = "the server is part of a Redis Cluster, which this kind does not support: " + text;
   return printable(text, kMaxReason);

@@ -55,8 +55,7 @@ Verdict judge(std::string_view error);
 // Whether the server says no more after this error: what was sent behind the command it answers was not read.
 bool ends_connection(std::string_view error);
 
-// An error reply as it may be shown: without arguments of commands, which some errors repeat, and the
-// password.
-std::string reason_of(std::string_view error, std::string_view password);
+// An error reply as it may be shown: without arguments of commands, which some errors repeat.
+std::string reason_of(std::string_view error);
 
 }  // namespace retrysafe::redis

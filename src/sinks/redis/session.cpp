@@ -165,7 +165,7 @@ void Session::take_greeting() {
   while (greetings_ > 0 && next_reply(&reply)) {
     // Not allowed to do what was only a question: the rest will show.
     const bool harmless = reply.text.starts_with("NOPERM ");
-    if (reply.type == Reply::Type::kError && !harmless) return fail(reason_of(reply.text, target_.password));
+    if (reply.type == Reply::Type::kError && !harmless) return fail(reason_of(reply.text));
     --greetings_;
   }
   if (state_ != State::kGreeting || greetings_ > 0) return;
