@@ -21,6 +21,8 @@ class RouteTemplate {
 
   // True when every event goes to the same place.
   bool is_constant() const;
+  // Which one: of a constant template.
+  const std::string &constant() const { return parts_.front().text; }
 
   // Replaces `*name` by the place of this event. False when it has none, and never will: `*reason` tells why.
   bool expand(const retrysafe_event &event, std::string *name, std::string *reason) const;

@@ -634,6 +634,8 @@ def test_a_stalled_server_over_tls(certificates):
     ({"nkey": NKEY, "nkey_seed": "hunter2" + "X" * 51}, "seed"),
     ({"credentials": "hunter2"}, "JWT"),
     ({"cert_file": "/x"}, "need each other"),
+    ({"subject": "a b"}, "its subject has a blank"),
+    ({"subject": "$JS.API.INFO"}, "its subject is reserved"),
     ({"inbox_prefix": "a.*"}, "inbox_prefix")])
 def test_options_that_cannot_work(options, reason):
     with pytest.raises(OpenError) as error:

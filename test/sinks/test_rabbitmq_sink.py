@@ -294,6 +294,7 @@ def test_the_first_of_several_hosts_that_answers(broker):
 @pytest.mark.parametrize("options, problem", [
     ({"host": "a,,b"}, "empty host"), ({"host": "/tmp"}, "host name or an address"), ({"ca_file": "/tmp/x"}, 'needs option "tls"'),
     ({"tls": True, "ca_file": "/dev/null"}, "no certificates"),
+    ({"exchange": "x" * 256}, "AMQP allows 255"), ({"routing_key": "x" * 256}, "AMQP allows 255"),
 ])
 def test_what_can_never_work(broker, options, problem):
     with pytest.raises(OpenError, match=problem):

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <stdexcept>
 
+#include "sinks/kafka/delivery.hpp"
+
 namespace retrysafe::kafka {
 
 namespace {
@@ -70,6 +72,8 @@ Settings::Settings(const sink::Options &options)
       max_message_bytes(static_cast<size_t>(options.number("max_message_bytes", 1'000'000))),
       connect_timeout(options.number("connect_timeout", 5'000)),
       addresses(options.allowed_addresses()) {
+  if (topic.is_constant() && !is_topic_name(topic.constant()))
+    throw std::invalid_argument("option \"topic\" is not a name of a topic");
   const auto set = [&](const char *name, std::string value) {
     properties.emplace_back(name, std::move(value));
   };

@@ -55,6 +55,10 @@ Target::Target(const sink::Options &options)
     if (!credentials) refuse("option \"credentials\" does not hold a user's JWT and the seed of its key");
   }
   check_identity(*this);
+  if (subject.is_constant()) {
+    const std::string problem = event_subject_problem(subject.constant());
+    if (!problem.empty()) throw std::invalid_argument("option \"subject\" cannot be used: " + problem);
+  }
   if (cert_file.empty() != key_file.empty()) refuse("options \"cert_file\" and \"key_file\" need each other");
   if (!subject_problem(inbox_prefix).empty())
     refuse("option \"inbox_prefix\" is not the beginning of a subject");

@@ -1,5 +1,7 @@
 #include "sinks/rabbitmq/message.hpp"
 
+#include <stdexcept>
+
 namespace retrysafe::rabbitmq {
 
 namespace {
@@ -31,7 +33,15 @@ MessageWriter::MessageWriter(const sink::Options &options)
       routing_key_template_(options.text("routing_key", "{type}")),
       source_(options.text("source")),
       structured_(options.text("mode") == "structured"),
-      mandatory_(options.flag("mandatory", true)) {}
+      mandatory_(options.flag("mandatory", true)) {
+  const auto check = [](const RouteTemplate &name, const char *option) {
+    if (name.is_constant() && name.constant().size() > kLongestShortString)
+      throw std::invalid_argument("option \"" + std::string(option) + "\" has " +
+                                  std::to_string(name.constant().size()) + " bytes; AMQP allows 255");
+  };
+  if (exchange_template_) check(*exchange_template_, "exchange");
+  check(routing_key_template_, "routing_key");
+}
 
 bool MessageWriter::has_one_exchange() const {
   return !exchange_template_ || exchange_template_->is_constant();
