@@ -47,7 +47,8 @@ void Lane::turn(Milliseconds now) {
   if (state_ == State::kEnded) return;
   // It could not be recorded in time: the batch comes again when its lease ends.
   if (stopping_ && now >= give_up_at_ + kRest) return finish(End::kDone);
-  if (state_ == State::kResting && (now >= rest_until_ || stopping_)) {
+  // Whoever altered the destination may have put right what made it rest.
+  if (state_ == State::kResting && (now >= rest_until_ || stopping_ || (reload_ && !batch_))) {
     state_ = again_;
     if (state_ == State::kRecording) return send_record();
     if (state_ == State::kLoading) return load();
@@ -85,7 +86,7 @@ void Lane::heard(const std::vector<pollfd> &descriptors) {
 Milliseconds Lane::wakes_at() const {
   if (state_ == State::kEnded) return kNever;
   Milliseconds at = std::min({session_.wakes_at(), sink_at_, renew_at_});
-  if (state_ == State::kResting) at = std::min(at, rest_until_);
+  if (state_ == State::kResting) at = std::min(at, reload_ && !batch_ ? 0 : rest_until_);
   if (state_ == State::kIdle && (woken_ || reload_)) at = std::min(at, look_at_);
   if (batch_) at = std::min(at, lease_ends_at_);
   if (stopping_) at = std::min(at, state_ == State::kSending ? give_up_at_ : give_up_at_ + kRest);
@@ -283,6 +284,25 @@ void Lane::configuration_is_wrong(const std::string &what) {
   again_ = State::kLoading;
   state_ = State::kResting;
   rest_until_ = now_ms() + kRest;
+  set_aside(what);
+}
+
+// What cannot be sent is recorded as what cannot be reached: its shard rests, and outbox_status has the
+// reason.
+void Lane::set_aside(const std::string &what) {
+  session_.send(std::string("SELECT ") + kEventColumns + " FROM @outbox_fetch($1, 1, $2, $3::interval)",
+                {destination(), std::to_string(batch_bytes_), milliseconds(lease_)}, true, kStatementTimeout,
+                [this, reason = storable(what, session_.utf8())](Answer answer) {
+                  if (!answer.good() || answer.rows() == 0) return;
+                  const EventBatch batch(std::move(answer.result), session_.database());
+                  if (state_ == State::kReleasing) return give_back(batch.handle());
+                  handles_[batch.shard()] = batch.handle();
+                  const std::string id(batch.event_id(0));
+                  const std::string not_tried = "{\"" + id + "\":{\"status\":\"not tried\"}}";
+                  session_.send("SELECT @outbox_record($1, $2::jsonb, $3)",
+                                {batch.handle(), not_tried, reason}, false, kStatementTimeout,
+                                [](const Answer &) {});
+                });
 }
 
 // --- events ------------------------------------------------------------------------------------------------

@@ -106,6 +106,7 @@ class Lane {
   // Errors of the server.
   void refused(const char *what, const Answer &answer, State again);
   void configuration_is_wrong(const std::string &what);
+  void set_aside(const std::string &what);
   bool goes_on() const { return !stopping_ && !reload_ && configuration_.mode != Mode::kOnce; }
   bool runs_on() const { return configuration_.mode == Mode::kService; }
 

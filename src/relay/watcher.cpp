@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "core/error_codes.hpp"
+#include "relay/log.hpp"
+
 namespace retrysafe::relay {
 
 namespace {
@@ -12,9 +15,10 @@ constexpr Milliseconds kVersionInterval = 1000;
 // Without a connection to sleep on, those that are idle look by themselves.
 constexpr Milliseconds kPollInterval = 1000;
 
-std::string array_of(const std::vector<std::string> &names) {
+std::string array_of(const std::vector<std::string> &names, const std::set<std::string> &without) {
   std::string text = "{";
   for (const std::string &name : names) {
+    if (without.contains(name)) continue;
     if (text.size() > 1) text += ',';
     text += '"';
     for (const char c : name) {
@@ -31,7 +35,6 @@ std::string array_of(const std::vector<std::string> &names) {
 Watcher::Watcher(const Hosts &hosts, std::vector<std::string> destinations, std::function<void()> news,
                  std::function<void(const std::string &, const std::string &)> versions)
     : names_(std::move(destinations)),
-      destinations_(array_of(names_)),
       news_(std::move(news)),
       versions_(std::move(versions)),
       session_(
@@ -55,23 +58,47 @@ void Watcher::turn(Milliseconds now, bool anybody_idle) {
   if (now >= look_at_ && (look_wanted_ || !anybody_idle)) {
     look_at_ = now + kVersionInterval;
     look_wanted_ = false;
-    for (const std::string &name : names_) {
-      ++under_way_;
-      session_.send("SELECT version FROM @outbox_relay_destination($1)", {name}, false, kGrace,
-                    [this, name](const Answer &answer) {
-                      if (answer.lost()) return;
-                      --under_way_;
-                      if (answer.good()) versions_(name, answer.text(0, 0));
-                    });
-      if (!session_.ready()) return;
-    }
+    look();
+    // Workers leave shards to those only who come back to outbox_wait.
+    if (!anybody_idle && session_.ready()) sleep(0);
     return;
   }
-  if (!anybody_idle) return;
+  if (anybody_idle) sleep(look_wanted_ ? std::max<Milliseconds>(look_at_ - now, 1) : kWait);
+}
+
+void Watcher::look() {
+  for (const std::string &name : names_) {
+    ++under_way_;
+    session_.send("SELECT version FROM @outbox_relay_destination($1)", {name}, false, kGrace,
+                  [this, name](const Answer &answer) {
+                    if (answer.lost()) return;
+                    --under_way_;
+                    note_presence(name, answer);
+                    if (answer.good()) versions_(name, answer.text(0, 0));
+                  });
+    if (!session_.ready()) return;
+  }
+}
+
+void Watcher::note_presence(const std::string &name, const Answer &answer) {
+  if (answer.sqlstate == kUnknownDestination.sqlstate) {
+    if (missing_.insert(name).second)
+      log(Level::kWarning, "the destination was dropped", {{"destination", name}});
+  } else if (answer.good() && missing_.erase(name) > 0) {
+    log(Level::kInfo, "the destination is there again", {{"destination", name}});
+  }
+}
+
+void Watcher::sleep(Milliseconds wait) {
+  if (missing_.size() == names_.size()) {  // there is nothing to wait for
+    ask_at_ = now_ms() + kPollInterval;
+    look_wanted_ = true;
+    return;
+  }
   ++under_way_;
-  const Milliseconds wait = look_wanted_ ? std::max<Milliseconds>(look_at_ - now, 1) : kWait;
-  session_.send("CALL @outbox_wait($1::text[], $2::interval)", {destinations_, std::to_string(wait) + " ms"},
-                false, kWait + kGrace, [this](const Answer &answer) {
+  session_.send("CALL @outbox_wait($1::text[], $2::interval)",
+                {array_of(names_, missing_), std::to_string(wait) + " ms"}, false, kWait + kGrace,
+                [this](const Answer &answer) {
                   if (answer.lost()) return;
                   --under_way_;
                   if (!answer.good()) ask_at_ = now_ms() + kPollInterval;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,13 @@ class Watcher {
   Milliseconds wakes_at(bool anybody_idle) const;
 
  private:
-  std::vector<std::string> names_;
-  std::string destinations_;  // as an array of SQL
+  void look();
+  void sleep(Milliseconds wait);
+  // A destination that is not there must not keep the others from being watched.
+  void note_presence(const std::string &name, const Answer &answer);
+
+  const std::vector<std::string> names_;
+  std::set<std::string> missing_;  // of those: dropped, or never made
   std::function<void()> news_;
   std::function<void(const std::string &, const std::string &)> versions_;
   Session session_;

@@ -51,13 +51,15 @@ struct WorkerSlot {
   pg_atomic_uint32 bell;
 };
 
-// A session that has called outbox_wait, and so publishes besides the workers of its database.
+// A session that has called outbox_wait, and so may publish besides the workers of its database.
 struct WaitingSession {
   Oid database;
   int32 pid;  // 0: free
   int32 proc_number;
   int32 destination_count;
   int32 destinations[16];  // that it publishes to; workers leave it a share of their shards
+  bool waiting;            // it is in outbox_wait now
+  TimestampTz left_at;     // when it last came out
   pg_atomic_uint32 bell;
 };
 

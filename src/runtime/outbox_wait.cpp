@@ -95,10 +95,16 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_wait) {
   TimestampTz due = DT_NOEND;
   for (int32 i = 0; i < count; ++i) due = std::min(due, outbox::next_chance(numbers[i], returned_at));
   const Joined joined = join_waiting(numbers, count);
-  SPI_connect_ext(SPI_OPT_NONATOMIC);
-  SPI_commit();
-  if (joined != Joined::kNow) wait(joined == Joined::kBefore, due, timeout);
-  SPI_finish();
+  PG_TRY();
+  {
+    SPI_connect_ext(SPI_OPT_NONATOMIC);
+    SPI_commit();
+    if (joined != Joined::kNow) wait(joined == Joined::kBefore, due, timeout);
+    SPI_finish();
+  }
+  PG_FINALLY();
+  { leave_waiting(); }
+  PG_END_TRY();
   completed = pg::transactions_completed();
   returned_at = GetCurrentTimestamp();
   PG_RETURN_VOID();

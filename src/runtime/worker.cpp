@@ -214,13 +214,15 @@ class Worker {
 
   // Every worker of the database comes to the same division: shards are spread evenly, those with the lower
   // slot take the odd ones. Of a destination that others publish to as well, each of them counts as a worker
-  // more, and the workers keep the part of the workers.
+  // more, and the workers keep the part of the workers. When one of them counts no longer, they divide anew.
   void take_share(std::span<const DestinationRow> rows, Milliseconds now) {
     int64 shards = 0;
     const Crew c = crew();
     std::vector<int> parts;
     for (const DestinationRow &row : rows) {
-      const int crowd = c.size + count_waiting(row.destination);
+      const Publishers others = count_publishers(row.destination);
+      if (others.until != DT_NOEND) refresh_at_ = std::min(refresh_at_, to_ms(others.until, now));
+      const int crowd = c.size + others.count;
       parts.push_back((row.shards * c.size + crowd - 1) / crowd);
       shards += parts.back();
     }

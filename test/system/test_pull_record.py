@@ -5,6 +5,8 @@ import json
 import pytest
 
 from conftest import Pending, cluster, eventually, make_database, run
+from null_destination import NullDestination
+from relay_process import emit_many
 from test_pull import STALE, Client, create, emit, expire, refused
 
 
@@ -287,3 +289,26 @@ def test_the_version_changes_with_the_destination(db):
     db.sql("CREATE FUNCTION public.f(jsonb) RETURNS void LANGUAGE sql AS ''")
     db.sql("SELECT outbox_create_destination('f', 'function', '{\"function\": \"public.f\"}')")
     refused("RS217", db.sql, "SELECT * FROM outbox_relay_destination('f')")
+
+
+# --- and workers ------------------------------------------------------------------------------------------------
+
+
+def test_workers_leave_no_shard_to_a_session_that_waits_no_more(db):
+    """An idle session of a pool, say: its connection lives, and it publishes nothing."""
+    destination = NullDestination(db, "w", shards=8)
+    idle = [db.connect() for _ in range(4)]
+    for connection in idle:
+        run(connection, "CALL retrysafe.outbox_wait('{w}', '0 s')")
+    emit_many(db, 80, keys=40)
+    eventually(lambda: len(destination.delivered()) == 80)
+
+
+def test_a_wait_that_was_cancelled_counts_as_over(db):
+    destination = NullDestination(db, "w", shards=8)
+    connection = db.connect()
+    run(connection, "SET statement_timeout = '300 ms'")
+    run(connection, "CALL retrysafe.outbox_wait('{w}', '0 s')")
+    refused("57014", run, connection, "CALL retrysafe.outbox_wait('{w}', '1 hour')")
+    emit_many(db, 80, keys=40)
+    eventually(lambda: len(destination.delivered()) == 80)

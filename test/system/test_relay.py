@@ -236,6 +236,50 @@ def test_changes_of_the_destination_are_noticed(db):
             eventually(lambda: "paused" in [r.header("ce-eventkey") for r in second.requests])
 
 
+def test_a_change_that_cannot_work_is_shown_and_the_others_go_on(db):
+    """It was idle and had sent nothing: noticed at once, by the line in its log."""
+    with Receiver() as receiver:
+        http(db, receiver, "bad"), http(db, receiver, "good")
+        with relay(db, "bad", "good") as process:
+            process.ready()
+            db.sql("SELECT outbox_alter_destination('bad', options => %s)",
+                   json.dumps({"url": receiver.url, "secret_env": "RETRYSAFE_NOT_ON_THIS_MACHINE"}))
+            eventually(lambda: process.lines("the destination cannot be published to"), timeout=8)
+            emit(db, "a")
+            eventually(lambda: status(db, "good")["delivered"] == 1)
+            reason = process.lines("the destination cannot be published to")[0]["reason"]
+            eventually(lambda: status(db, "bad")["last_error"] == reason)
+            assert status(db, "bad")["retry"] == 0, "nothing is written for the event"
+            db.sql("""SELECT outbox_alter_destination('bad', options => '{"secret_env": null}')""")
+            eventually(lambda: status(db, "bad")["delivered"] == 1)
+            assert len(receiver.requests) == 2
+            assert process.stop() == 0
+
+
+def test_a_dropped_destination_leaves_the_others_alone(db):
+    with Receiver() as first, Receiver() as second:
+        http(db, first, "a"), http(db, first, "b")
+        with relay(db, "a", "b") as process:
+            process.ready()
+            db.sql("SELECT outbox_drop_destination('b')")
+            eventually(lambda: process.lines("the destination was dropped"))
+            db.sql("SELECT outbox_alter_destination('a', options => %s)", json.dumps({"url": second.url}))
+
+            def arrived_there():
+                emit(db, f"x{time.monotonic_ns()}")
+                return second.requests
+            eventually(arrived_there)
+            # Nobody looks every second: what wakes it is the commit.
+            eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'CALL %%outbox_wait%%'"
+                                        " AND state = 'active' AND datname = current_database()") == 1)
+            assert len(process.lines("the destination was dropped")) == 1
+            http(db, second, "b")
+            emit(db, "again")
+            eventually(lambda: status(db, "b")["delivered"] == 1)
+            assert process.lines("the destination is there again")
+            assert process.stop() == 0
+
+
 # --- together ---------------------------------------------------------------------------------------------------
 
 
