@@ -201,6 +201,26 @@ bool reclaim(Claim *claim, const Holder &holder, int64 lease_us) {
   });
 }
 
+bool claim_neglected(int32 destination, const Holder &holder, int64 lease_us, int64 free_for_us,
+                     Claim *claim) {
+  MemoryContext memory = CurrentMemoryContext;
+  const Destination *d = load_destination(destination);
+  if (!d) return false;
+  ShardRow *rows;
+  const int32 count = pg::spi([&] { return list_shards(destination, memory, &rows); });
+  const TimestampTz now = GetCurrentTimestamp();
+  for (int32 i = 0; i < count; ++i) {
+    const ShardRow &row = rows[i];
+    if (row.holder && strcmp(row.holder, holder.name) == 0) continue;
+    if (!is_free(row, now) || row.lease_until > now - free_for_us || row.retry_at > now) continue;
+    Claim taken{destination, row.shard, row.token, row.lease_until};
+    if (!read_batch(*d, taken, 1, d->batch_bytes) || !reclaim(&taken, holder, lease_us)) continue;
+    *claim = taken;
+    return true;
+  }
+  return false;
+}
+
 bool renew(Claim *claim, int64 lease_us) {
   const TimestampTz now = GetCurrentTimestamp();
   if (claim->lease_until - now > lease_us / 2) return true;

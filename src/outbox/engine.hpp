@@ -98,6 +98,9 @@ struct Outcome {
 // releases them or dies.
 Holder this_worker();
 bool claim(int32 destination, const Holder &holder, int64 lease_us, Claim *claim);
+// Takes a shard of the destination that has something to do, and that was free for `free_for_us` at least.
+bool claim_neglected(int32 destination, const Holder &holder, int64 lease_us, int64 free_for_us,
+                     Claim *claim);
 // Takes the very shard of a claim again whose lease ran out. False: somebody else works it.
 bool reclaim(Claim *claim, const Holder &holder, int64 lease_us);
 // Extends the lease when less than half of it is left, and writes nothing otherwise. False: the shard is

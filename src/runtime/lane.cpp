@@ -78,16 +78,39 @@ Lane::~Lane() {
   MemoryContextDelete(settings_memory_);
 }
 
-std::unique_ptr<Lane> Lane::claim(int32 destination, int64 lease_us, int epoll_fd,
-                                  std::optional<pg::StepError> *error) {
+template <class Claim>
+std::unique_ptr<Lane> Lane::make(int32 destination, int epoll_fd, Claim &&claim,
+                                 std::optional<pg::StepError> *error) {
   std::unique_ptr<Lane> lane(new Lane(epoll_fd));
   *error = pg::in_transaction("claiming a shard", nullptr, [&] {
-    if (!outbox::claim(destination, outbox::this_worker(), lease_us, &lane->claim_)) return;
+    if (!claim(&lane->claim_)) return;
     MemoryContextSwitchTo(lane->settings_memory_);
     lane->destination_ = outbox::load_destination(destination);
   });
   if (*error || !lane->destination_) return nullptr;
   pg::call([] { RETRYSAFE_FAULT_POINT("worker.after_claim"); });
+  return lane;
+}
+
+std::unique_ptr<Lane> Lane::claim(int32 destination, int64 lease_us, int epoll_fd,
+                                  std::optional<pg::StepError> *error) {
+  return make(
+      destination, epoll_fd,
+      [&](outbox::Claim *claim) {
+        return outbox::claim(destination, outbox::this_worker(), lease_us, claim);
+      },
+      error);
+}
+
+std::unique_ptr<Lane> Lane::claim_neglected(int32 destination, int64 lease_us, Milliseconds free_for,
+                                            int epoll_fd, std::optional<pg::StepError> *error) {
+  auto lane = make(
+      destination, epoll_fd,
+      [&](outbox::Claim *claim) {
+        return outbox::claim_neglected(destination, outbox::this_worker(), lease_us, free_for * 1000, claim);
+      },
+      error);
+  if (lane) lane->substitute_ = true;
   return lane;
 }
 

@@ -31,6 +31,9 @@ class Lane {
   // not be found out. `epoll_fd` gets the descriptors of sinks.
   static std::unique_ptr<Lane> claim(int32 destination, int64 lease_us, int epoll_fd,
                                      std::optional<pg::StepError> *error);
+  // The same for a shard that was left to others who do not work it, though there is something to do.
+  static std::unique_ptr<Lane> claim_neglected(int32 destination, int64 lease_us, Milliseconds free_for,
+                                               int epoll_fd, std::optional<pg::StepError> *error);
   ~Lane();
   Lane(const Lane &) = delete;
   Lane &operator=(const Lane &) = delete;
@@ -55,6 +58,8 @@ class Lane {
   bool in_flight() const { return state_ == State::kSending && dispatcher_ && dispatcher_->in_flight() > 0; }
   bool resting() const { return state_ == State::kResting; }
   bool leaving() const { return leaving_; }
+  // It works a shard that is not of this worker's part: only as long as there is something to do.
+  bool substitute() const { return substitute_; }
   // True once after something was recorded.
   bool take_recorded();
 
@@ -66,6 +71,9 @@ class Lane {
   enum class State { kIdle, kReading, kSending, kRecording, kCalling, kResting, kGone };
 
   Lane(int epoll_fd);
+  template <class Claim>
+  static std::unique_ptr<Lane> make(int32 destination, int epoll_fd, Claim &&claim,
+                                    std::optional<pg::StepError> *error);
 
   const char *name() const { return destination_->name; }
   bool load();
@@ -111,6 +119,7 @@ class Lane {
   bool woken_ = false;
   bool reload_ = false;
   bool leaving_ = false;
+  bool substitute_ = false;
   bool recorded_ = false;
   int failures_ = 0;  // steps in a row that ended with an error of the server
   Milliseconds rest_until_ = 0;

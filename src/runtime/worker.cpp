@@ -44,6 +44,8 @@ constexpr Milliseconds kRefreshInterval = 1000;
 constexpr Milliseconds kBreather = 2;
 // Shards that ought to be ours and cannot be had are tried again after this time.
 constexpr Milliseconds kClaimAgain = 5000;
+// What others do not work for so long, though there is something to do, is not left to them.
+constexpr Milliseconds kNeglect = 5000;
 constexpr Milliseconds kFailureRest = 1000;
 constexpr Milliseconds kFailureRestMax = 60'000;
 // Clean-up: while there is work, when work ends, and now and then at any rate, since rows grow old by
@@ -217,12 +219,14 @@ class Worker {
   // more, and the workers keep the part of the workers. When one of them counts no longer, they divide anew.
   void take_share(std::span<const DestinationRow> rows, Milliseconds now) {
     int64 shards = 0;
+    bool left_to_others = false;
     const Crew c = crew();
     std::vector<int> parts;
     for (const DestinationRow &row : rows) {
       const Publishers others = count_publishers(row.destination);
       if (others.until != DT_NOEND) refresh_at_ = std::min(refresh_at_, to_ms(others.until, now));
       const int crowd = c.size + others.count;
+      left_to_others = left_to_others || others.count > 0;
       parts.push_back((row.shards * c.size + crowd - 1) / crowd);
       shards += parts.back();
     }
@@ -246,6 +250,11 @@ class Worker {
     std::map<int32, int> kept;
     for (const auto &lane : lanes_) {
       if (lane->leaving() || lane->gone()) continue;
+      if (lane->substitute()) {
+        if (lane->idle()) lane->leave();
+        refresh_at_ = std::min(refresh_at_, now + kRefreshInterval);
+        continue;
+      }
       int &of_destination = kept[lane->destination()];
       if (staying == share || of_destination == part_of(lane->destination())) {
         lane->leave();
@@ -257,7 +266,8 @@ class Worker {
     Milliseconds again = kNever;
     for (const DestinationRow &row : rows) {
       int own = 0;
-      for (const auto &lane : lanes_) own += lane->destination() == row.destination && !lane->gone();
+      for (const auto &lane : lanes_)
+        own += lane->destination() == row.destination && !lane->gone() && !lane->substitute();
       const int part = part_of(row.destination);
       while (staying < share && own < part) {
         std::optional<pg::StepError> error;
@@ -271,6 +281,27 @@ class Worker {
       if (own < part && row.retry_at != 0) again = std::min(again, to_ms(row.retry_at, now));
     }
     if (staying < share) refresh_at_ = std::min({refresh_at_, again, now + kClaimAgain});
+    if (left_to_others) substitute(rows, now);
+  }
+
+  // The division is a guess about others: who waits for events does not have to fetch them. A while after
+  // something was committed the worker looks whether they do, and works itself what they leave.
+  void substitute(std::span<const DestinationRow> rows, Milliseconds now) {
+    if (neglect_at_ == kNever) {
+      neglect_at_ = now + kNeglect;
+    } else if (neglect_at_ <= now) {
+      neglect_at_ = kNever;
+      for (const DestinationRow &row : rows)
+        for (int i = 0; i < row.shards; ++i) {
+          std::optional<pg::StepError> error;
+          auto lane = Lane::claim_neglected(row.destination, row.lease_us, kNeglect, epoll_, &error);
+          if (error) return failed("claim a shard", *error, now);
+          if (!lane) break;
+          lanes_.push_back(std::move(lane));
+          refresh_at_ = std::min(refresh_at_, now + kRefreshInterval);
+        }
+    }
+    refresh_at_ = std::min(refresh_at_, neglect_at_);
   }
 
   Milliseconds turn_lanes(Milliseconds now) {
@@ -432,6 +463,7 @@ class Worker {
   Milliseconds look_at_ = 0;
   Milliseconds poll_at_ = 0;
   Milliseconds refresh_at_ = 0;
+  Milliseconds neglect_at_ = kNever;  // to look what others leave
   Milliseconds refreshed_at_ = -kRefreshInterval;
   Milliseconds clean_up_at_ = kNever;
   Milliseconds cleaned_up_at_ = -kCleanUpIdle;
