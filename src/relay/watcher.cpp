@@ -60,10 +60,10 @@ void Watcher::turn(Milliseconds now, bool anybody_idle) {
     look_wanted_ = false;
     look();
     // Workers leave shards to those only who come back to outbox_wait.
-    if (!anybody_idle && session_.ready()) sleep(0);
+    if (!anybody_idle && session_.ready()) wait_for_news(0);
     return;
   }
-  if (anybody_idle) sleep(look_wanted_ ? std::max<Milliseconds>(look_at_ - now, 1) : kWait);
+  if (anybody_idle) wait_for_news(look_wanted_ ? std::max<Milliseconds>(look_at_ - now, 1) : kWait);
 }
 
 void Watcher::look() {
@@ -89,7 +89,7 @@ void Watcher::note_presence(const std::string &name, const Answer &answer) {
   }
 }
 
-void Watcher::sleep(Milliseconds wait) {
+void Watcher::wait_for_news(Milliseconds wait) {
   if (missing_.size() == names_.size()) {  // there is nothing to wait for
     ask_at_ = now_ms() + kPollInterval;
     look_wanted_ = true;

@@ -24,7 +24,7 @@ class Watcher {
 
  private:
   void look();
-  void sleep(Milliseconds wait);
+  void wait_for_news(Milliseconds wait);
   // A destination that is not there must not keep the others from being watched.
   void note_presence(const std::string &name, const Answer &answer);
 

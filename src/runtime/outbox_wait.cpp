@@ -12,6 +12,7 @@
 #include "outbox/engine.hpp"
 #include "outbox/destinations.hpp"
 #include "pg/boundary.hpp"
+#include "pg/guard.hpp"
 #include "pg/latch.hpp"
 #include "runtime/lane.hpp"
 #include "runtime/waiting_session.hpp"
@@ -76,6 +77,11 @@ void wait(bool joined, TimestampTz due, Milliseconds timeout) {
   }
 }
 
+// A session that was cancelled waits no more either.
+struct Waiting {
+  ~Waiting() { leave_waiting(); }
+};
+
 }  // namespace
 
 }  // namespace retrysafe::runtime
@@ -95,16 +101,15 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_wait) {
   TimestampTz due = DT_NOEND;
   for (int32 i = 0; i < count; ++i) due = std::min(due, outbox::next_chance(numbers[i], returned_at));
   const Joined joined = join_waiting(numbers, count);
-  PG_TRY();
   {
-    SPI_connect_ext(SPI_OPT_NONATOMIC);
-    SPI_commit();
-    if (joined != Joined::kNow) wait(joined == Joined::kBefore, due, timeout);
-    SPI_finish();
+    const Waiting however_it_ends;
+    pg::call([&] {
+      SPI_connect_ext(SPI_OPT_NONATOMIC);
+      SPI_commit();
+      if (joined != Joined::kNow) wait(joined == Joined::kBefore, due, timeout);
+      SPI_finish();
+    });
   }
-  PG_FINALLY();
-  { leave_waiting(); }
-  PG_END_TRY();
   completed = pg::transactions_completed();
   returned_at = GetCurrentTimestamp();
   PG_RETURN_VOID();
