@@ -79,6 +79,9 @@ void wait(bool joined, TimestampTz due, Milliseconds timeout) {
 
 // A session that was cancelled waits no more either.
 struct Waiting {
+  Waiting() = default;
+  Waiting(const Waiting &) = delete;
+  Waiting &operator=(const Waiting &) = delete;
   ~Waiting() { leave_waiting(); }
 };
 

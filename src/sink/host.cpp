@@ -89,8 +89,8 @@ const retrysafe_sink_module *load(const std::string &library, const LibraryPath 
 // A call of the module. What it logs meanwhile is logged for this sink.
 class Sink::Calling {
  public:
-  explicit Calling(const Sink &sink) : before_(std::exchange(calling_, &sink)) {}
-  ~Calling() { calling_ = before_; }
+  explicit Calling(const Sink &sink) : before_(std::exchange(calling, &sink)) {}
+  ~Calling() { calling = before_; }
   Calling(const Calling &) = delete;
   Calling &operator=(const Calling &) = delete;
 
@@ -100,10 +100,10 @@ class Sink::Calling {
 };
 
 void Sink::log(const char *message) {
-  if (!calling_ || !calling_->config_.log) return;
+  if (!calling || !calling->config_.log) return;
   std::string shown(message);
-  calling_->config_.secrets.apply(&shown);
-  calling_->config_.log(shown.c_str());
+  calling->config_.secrets.apply(&shown);
+  calling->config_.log(shown.c_str());
 }
 
 std::unique_ptr<Sink> Sink::open(const retrysafe_sink_module *module, Config config, std::string *error) {

@@ -84,7 +84,7 @@ class Sink final : public SinkPort {
   const retrysafe_sink_module *module_;
   Config config_;
   retrysafe_sink *handle_ = nullptr;
-  static inline thread_local const Sink *calling_ = nullptr;
+  static inline thread_local const Sink *calling = nullptr;
 };
 
 }  // namespace retrysafe::sink
