@@ -662,9 +662,11 @@ class Hangs(FarServer):
     stopped = ()
 
     def begin(self):
+        os.kill(self.server.pid, signal.SIGSTOP)  # first, so that it starts no more of them
         self.stopped = [self.server.pid, *children_of(self.server.pid)]
-        for pid in self.stopped:
-            os.kill(pid, signal.SIGSTOP)
+        for pid in self.stopped[1:]:
+            with contextlib.suppress(ProcessLookupError):  # an autovacuum worker that was done
+                os.kill(pid, signal.SIGSTOP)
 
     def come_back(self):
         super().come_back()
