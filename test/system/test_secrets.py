@@ -20,13 +20,11 @@ def nats(connection):
     login = json.loads(re.search(rb"CONNECT (\{.*?\})\r\n", connection.recv(65536)).group(1))
     secret = login.get("pass") or login.get("auth_token")
     connection.sendall(b"-ERR 'no login with " + secret.encode() + b"'\r\n")
-    connection.recv(65536)
 
 
 def redis(connection):
     words = connection.recv(65536).split(b"\r\n")
     connection.sendall(b"-ERR no login with " + b" ".join(words) + b"\r\n")
-    connection.recv(65536)
 
 
 @contextlib.contextmanager
@@ -38,6 +36,9 @@ def far_side(talk):
                     connection, _ = listener.accept()
                     with connection, contextlib.suppress(OSError):
                         talk(connection)
+                        connection.shutdown(socket.SHUT_WR)
+                        while connection.recv(65536):  # closed on unread words, it would be reset and the answer lost
+                            pass
         threading.Thread(target=serve, daemon=True).start()
         yield listener.getsockname()[1]
 

@@ -129,17 +129,25 @@ class Contract:
 
     def test_killed_in_the_middle(self, db, broker):
         create(db, "d", broker.kind, broker.options())
-        emitter = threading.Thread(target=emit_many, args=(db, 0, EVENTS))
+        killed = threading.Event()
+
+        def emit_before_and_after():  # however fast the first part is delivered, the broker is missed
+            emit_many(db, 0, EVENTS // 2)
+            killed.wait()
+            emit_many(db, EVENTS // 2, EVENTS // 2)
+        emitter = threading.Thread(target=emit_before_and_after)
         emitter.start()
         try:
             eventually(lambda: status(db, "d")["delivered"] >= EVENTS // 10)
             broker.kill()
+            killed.set()
             try:
                 emitter.join()
                 eventually(lambda: status(db, "d")["last_error"])
             finally:
                 broker.start()
         finally:
+            killed.set()
             emitter.join()
         await_delivery(db, "d", EVENTS)
         assert status(db, "d")["dead"] == 0
