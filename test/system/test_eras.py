@@ -1,16 +1,12 @@
 """Copies of a database do not publish by themselves, and consent loses nothing and repeats nothing."""
 import contextlib
 import json
-import os
-import pathlib
-import shutil
-import subprocess
-import tempfile
 
 import psycopg2
 import pytest
 
-from conftest import Database, Pending, Server, eventually, folder_of_servers, run
+from conftest import Database, Pending, Server, eventually, run
+from copies import Copy, as_postgres, copy_of, folder  # noqa: F401 (fixtures)
 from receiver import Receiver
 
 
@@ -281,24 +277,10 @@ def test_a_setting_stops_publishing(server, db):
 
 
 @pytest.fixture
-def folder():
-    path = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir=folder_of_servers()))
-    os.chmod(path, 0o777)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
 def other(folder):
     cluster = Server(folder / "other")
     yield cluster
     cluster.stop()
-
-
-def as_postgres(*command, stdin=None):
-    if os.getuid() == 0:
-        command = ("runuser", "-u", "postgres", "--", *command)
-    return subprocess.run([str(c) for c in command], check=True, capture_output=True, input=stdin).stdout
 
 
 @pytest.mark.parametrize("format, consent", [("plain", "same"), ("custom", "same"), ("custom", "fork"), ("directory", "same")])
@@ -347,44 +329,6 @@ def test_transaction_ids_of_another_cluster_mean_nothing(server, other, db, dire
     admin.close()
     as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", other.dsn("restored"), stdin=dump)
     history.check(Database(other, "restored"), "same")
-
-
-class Copy(Server):
-    """A physical copy of a server, on a port of its own."""
-
-    def __init__(self, original, directory, *signals, **settings):
-        self.directory = directory
-        directory.mkdir()
-        if os.getuid() == 0:
-            shutil.chown(directory, "postgres", "postgres")
-        as_postgres(self.bindir() / "pg_basebackup", "-D", directory / "data", "-d", original.dsn(), "-c", "fast", "-X",
-                    "stream")
-        port = subprocess.run(["/usr/bin/python3", "-c",
-                               "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); print(s.getsockname()[1])"],
-                              check=True, capture_output=True, text=True).stdout.strip()
-        with open(directory / "data/postgresql.conf", "a") as conf:
-            conf.write(f"port = {port}\nunix_socket_directories = '{directory}'\n")
-            for name, value in settings.items():
-                conf.write(f"{name.replace('__', '.')} = '{value}'\n")
-        for signal in signals:
-            (directory / "data" / signal).touch()
-        self.pg_ctl("start")
-
-    def stop(self):
-        self.end()
-
-
-@pytest.fixture
-def copy_of(server, folder):
-    copies = []
-
-    def make(*signals, **settings):
-        copies.append(Copy(server, folder / f"copy{len(copies)}", *signals, **settings))
-        return copies[-1]
-
-    yield make
-    for c in copies:
-        c.stop()
 
 
 def test_a_server_started_from_a_base_backup_is_suspended(db, copy_of):
@@ -481,7 +425,7 @@ def test_a_backup_of_a_restored_server_is_a_restore_again(db, copy_of, folder):
     db.sql("SELECT outbox_create_destination('d', 'pull')")
     first = copy_of()
     Database(first, db.name).sql("SELECT outbox_consent('same')")
-    second = Copy(first, folder / "second")
+    second = Copy(first, folder / "second").start()
     try:
         assert "backup" in reason(Database(second, db.name))
     finally:
