@@ -28,6 +28,7 @@ void Dispatcher::begin(std::span<Item> batch) {
   ready_ = {};
   ready_convicts_.clear();
   in_flight_ = delivered_ = 0;
+  furthest_ = 0;
   answered_ = stopped_ = finished_ = unreachable_ = witness_called_ = false;
   accused_ = witness_ = kNone;
   unreachable_reason_.clear();
@@ -105,18 +106,20 @@ void Dispatcher::make_ready(uint32_t index) {
 }
 
 bool Dispatcher::may_submit() const {
-  return !stopped_ && !unreachable_ && (!ready_.empty() || !ready_convicts_.empty());
+  if (unreachable_) return false;
+  if (stopped_) return accused_ == kNone && !ready_.empty() && ready_.top() < furthest_;
+  return !ready_.empty() || !ready_convicts_.empty();
 }
 
 // The event to offer to the sink now, kNone when it has to wait for others or when there is none.
 uint32_t Dispatcher::next_to_submit() {
-  if (stopped_ || unreachable_) return kNone;
+  if (!may_submit()) return kNone;
   if (accused_ != kNone) return in_flight_ == 0 ? witness_ : kNone;
   if (singles_left_ > 0 && in_flight_ > 0) return kNone;
-  while (!ready_.empty()) {
+  while (!ready_.empty() && may_submit()) {
     const uint32_t index = ready_.top();
     if (slots_[index].state == State::kReady && !key_failed(index)) {
-      if (delivered_ > 0 || witness_called_ || !is_suspect(index)) return index;
+      if (stopped_ || delivered_ > 0 || witness_called_ || !is_suspect(index)) return index;
       call_witness(index);
       return witness_ == kNone ? index : witness_;
     }
@@ -124,7 +127,7 @@ uint32_t Dispatcher::next_to_submit() {
     if (slots_[index].state == State::kReady) block(index);
     ready_.pop();
   }
-  return in_flight_ == 0 && !ready_convicts_.empty() ? ready_convicts_.front() : kNone;
+  return in_flight_ == 0 && !stopped_ && !ready_convicts_.empty() ? ready_convicts_.front() : kNone;
 }
 
 bool Dispatcher::submit() {
@@ -132,6 +135,7 @@ bool Dispatcher::submit() {
   for (uint32_t index; (index = next_to_submit()) != kNone && sink_.submit(items_[index].event); any = true) {
     slots_[index].state = State::kInFlight;
     ++in_flight_;
+    furthest_ = std::max(furthest_, index);
     if (index == witness_) continue;  // stays in the queue, which passes it over later
     if (slots_[index].convict)
       ready_convicts_.pop_front();

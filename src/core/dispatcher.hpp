@@ -24,7 +24,8 @@
 //
 // How outcomes map to outbox::Status: kBlocked and kNotTried both become kNotTried. The engine parks an event
 // that was not tried and whose ordering key has an earlier failure in the batch (or an earlier parked event:
-// `held`) as blocked, and ends the recorded prefix at the first other one.
+// `held`) as blocked, and parks an other one that stands before events that were tried as due at once, unless
+// the destination is unreachable. At the first one beyond that the recorded prefix ends.
 #pragma once
 
 #include <cstddef>
@@ -85,7 +86,8 @@ class Dispatcher {
   void begin(std::span<Item> batch);
   // Submits and collects what is possible without waiting.
   void step();
-  // Submits nothing more; what is in flight is still collected.
+  // Submits nothing more, but for what stands before an event that went out: where that is delivered, too,
+  // the batch can be recorded up to there. What is in flight is still collected.
   void stop() { stopped_ = true; }
 
   bool done() const { return in_flight_ == 0 && !may_submit(); }
@@ -150,6 +152,7 @@ class Dispatcher {
   uint32_t generation_ = 0;  // upper half of the tags: outcomes of an abandoned batch are told apart
   size_t in_flight_ = 0;
   size_t delivered_ = 0;
+  uint32_t furthest_ = 0;     // event that was submitted
   bool answered_ = false;     // some event got an answer of its own
   size_t singles_left_ = 0;   // so many events still go one by one
   uint32_t accused_ = kNone;  // its witness is ready or under way

@@ -304,7 +304,7 @@ FunctionRun call_function(const Destination &destination, Batch *batch, const ch
     }
     any = true;
   }
-  if (any || failure || !run.reason) record(destination, batch, outcomes);
+  if (any || failure || !run.reason) record(destination, batch, outcomes, run.reason != nullptr);
   if (run.reason) run.retry_at = record_unreachable(destination, batch->claim, run.reason, -1);
   RETRYSAFE_FAULT_POINT("function.before_commit");
   return run;

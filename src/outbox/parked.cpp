@@ -273,6 +273,12 @@ void park_blocked(int32 destination, int32 shard, const Event &event) {
                      pg::value(event.attempts), pg::null_value(), pg::null_value(), pg::null_value()});
 }
 
+void park_untried(int32 destination, int32 shard, const Event &event) {
+  insert_parked.run({pg::value(destination), pg::value(shard), pg::value(event.id), pg::value("retry"),
+                     pg::value(event.attempts), pg::value(TimestampTzGetDatum(GetCurrentTimestamp())),
+                     pg::null_value(), pg::null_value()});
+}
+
 void give_back(int32 destination, int32 shard, int64 id) {
   update_given_back.run({pg::value(destination), pg::value(shard), pg::value(id)});
 }

@@ -57,6 +57,9 @@ bool fail_again(const Destination &destination, int32 shard, const Event &event,
 // An event of the log waits behind an earlier one of its key.
 void park_blocked(int32 destination, int32 shard, const Event &event);
 
+// An event of the log that was not tried, in front of others that were: it is due at once.
+void park_untried(int32 destination, int32 shard, const Event &event);
+
 // A parked event that was handed out is given back untried, behind an earlier one of its key.
 void give_back(int32 destination, int32 shard, int64 id);
 

@@ -162,7 +162,7 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
     if (any_held) park_held(d, batch);
     if (batch->event_count > 0) return Secured::kYes;
     if (!is_current(d)) return Secured::kLost;
-    record_locked(d, *batch, nullptr, row);
+    record_locked(d, *batch, nullptr, false, row);
     return Secured::kReadAgain;
   });
 }
@@ -609,7 +609,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_ack) {
     find_handed_out(handle, &out);
     int32 delivered = 0;
     if (all || cut_behind(handle, up_to, &out))
-      delivered = record_locked(*out.destination, out.batch, nullptr, out.row);
+      delivered = record_locked(*out.destination, out.batch, nullptr, false, out.row);
     if (all) give_back_unless_mine(handle, out.row);
     return delivered;
   });
@@ -678,7 +678,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_record) {
   const TimestampTz retry_at = pg::spi([&]() -> TimestampTz {
     HandedOut out;
     find_handed_out(handle, &out);
-    record_locked(*out.destination, out.batch, outcomes_of(outcomes, handle, out), out.row);
+    record_locked(*out.destination, out.batch, outcomes_of(outcomes, handle, out), unreachable != nullptr,
+                  out.row);
     const TimestampTz rest =
         unreachable ? record_unreachable(*out.destination, out.batch.claim, unreachable, retry_after)
                     : DT_NOBEGIN;

@@ -36,11 +36,21 @@ struct Tally {
 
 constexpr Outcome kAllDelivered{Status::kDelivered, -1, nullptr};
 
-Tally record_events(const Destination &d, const Batch &batch, const Outcome *outcomes) {
+// The last event of the log of which it is known what became of it; -1: none.
+int32 last_settled(const Batch &batch, const Outcome *outcomes) {
+  int32 i = batch.event_count - 1;
+  while (i >= 0 && (batch.events[i].parked || batch.events[i].held ||
+                    (outcomes && outcomes[i].status == Status::kNotTried)))
+    --i;
+  return i;
+}
+
+Tally record_events(const Destination &d, const Batch &batch, const Outcome *outcomes, bool away) {
   const int32 shard = batch.claim.shard;
   KeySet touched(batch.event_count);  // needs a look at who is first in line now
   KeySet held(batch.event_count);     // later events of these keys wait
   KeySet failed(batch.event_count);   // the publisher may not have gone on with these
+  const int32 last = away ? -1 : last_settled(batch, outcomes);
   Tally tally;
   tally.position = batch.to;
   tally.parked = batch.already_parked;
@@ -77,6 +87,12 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
       failed.add(event.ordering_key);
       touched.add(event.ordering_key);
       ++tally.parked;
+    } else if (i < last) {
+      // Progress is a position and knows no holes: what was delivered behind this one would come again.
+      park_untried(d.destination, shard, event);
+      held.add(event.ordering_key);
+      touched.add(event.ordering_key);
+      ++tally.parked;
     } else {
       tally.position = event.id - 1;
       break;
@@ -88,10 +104,11 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
 
 }  // namespace
 
-int32 record_locked(const Destination &d, const Batch &batch, const Outcome *outcomes, const ShardRow &row) {
+int32 record_locked(const Destination &d, const Batch &batch, const Outcome *outcomes, bool away,
+                    const ShardRow &row) {
   const Cursor cursor = load_cursor(d.destination, batch.claim.shard);
   if (cursor.seq != batch.seq) raise_stale(batch.claim);
-  const Tally tally = record_events(d, batch, outcomes);
+  const Tally tally = record_events(d, batch, outcomes, away);
 
   const bool moved = tally.position > batch.from;
   if (!moved && tally.delivered == 0 && tally.parked == 0) return 0;
@@ -105,13 +122,13 @@ int32 record_locked(const Destination &d, const Batch &batch, const Outcome *out
   return tally.delivered;
 }
 
-void record(const Destination &d, Batch *batch, const Outcome *outcomes) {
+void record(const Destination &d, Batch *batch, const Outcome *outcomes, bool away) {
   pg::spi([&] {
     ShardRow row;
     if (!lock_shard(d.destination, batch->claim.shard, true, &row) ||
         !is_valid(row, batch->claim, GetCurrentTimestamp()))
       raise_stale(batch->claim);
-    record_locked(d, *batch, outcomes, row);
+    record_locked(d, *batch, outcomes, away, row);
   });
 }
 
@@ -123,7 +140,7 @@ bool record_progress(const Destination &d, const Batch &batch) {
     if (!is_valid(row, batch.claim, now) && !is_free(row, now)) return false;
     if (load_cursor(d.destination, batch.claim.shard).seq != batch.seq) return false;
     if (!is_current(d)) return false;
-    record_locked(d, batch, nullptr, row);
+    record_locked(d, batch, nullptr, false, row);
     return true;
   });
 }

@@ -9,7 +9,7 @@ namespace retrysafe::outbox {
 
 // What record() does after its checks. Inside pg::spi. Null `outcomes`: everything was delivered.
 // Returns how many events were.
-int32 record_locked(const Destination &destination, const Batch &batch, const Outcome *outcomes,
+int32 record_locked(const Destination &destination, const Batch &batch, const Outcome *outcomes, bool away,
                     const ShardRow &row);
 
 // Stores the progress of a batch without events, for a shard that nobody works or that `claim` holds. False:

@@ -124,6 +124,7 @@ void Lane::leave() {
 
 void Lane::stop() {
   if (dispatcher_) dispatcher_->stop();
+  sink_at_ = 0;
 }
 
 bool Lane::take_recorded() {
@@ -233,7 +234,7 @@ void Lane::read(Milliseconds now) {
       return;
     }
     if (batch->event_count == 0) {
-      outbox::record(*destination_, batch, nullptr);
+      outbox::record(*destination_, batch, nullptr, false);
       progressed = again = true;
       return;
     }
@@ -370,7 +371,7 @@ void Lane::record(Milliseconds now, int timeout_ms) {
                   for (size_t i = 0; i < result.size(); ++i)
                     outcomes[i] = {status_of(result[i].status), microseconds(result[i].retry_after_ms),
                                    text_of_sink(result[i].reason.c_str())};
-                  if (anything) outbox::record(*destination_, batch_, outcomes);
+                  if (anything) outbox::record(*destination_, batch_, outcomes, away);
                   if (away) {
                     away_reason = text_of_sink(away_reason);
                     retry_at =

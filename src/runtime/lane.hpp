@@ -55,7 +55,7 @@ class Lane {
 
   bool gone() const { return state_ == State::kGone; }
   bool idle() const { return state_ == State::kIdle; }
-  bool in_flight() const { return state_ == State::kSending && dispatcher_ && dispatcher_->in_flight() > 0; }
+  bool sending() const { return state_ == State::kSending && dispatcher_ && !dispatcher_->done(); }
   bool resting() const { return state_ == State::kResting; }
   bool leaving() const { return leaving_; }
   // It works a shard that is not of this worker's part: only as long as there is something to do.

@@ -430,16 +430,16 @@ class Worker {
     for (;;) {
       const Milliseconds now = now_ms();
       Milliseconds at = give_up;
-      bool in_flight = false;
+      bool sending = false;
       epoll_event ready[32];
       const int count = epoll_wait(epoll_, ready, lengthof(ready), 0);
       for (int i = 0; i < count; ++i) static_cast<Lane *>(ready[i].data.ptr)->ready();
       for (const auto &lane : lanes_)
-        if (lane->in_flight()) {
+        if (lane->sending()) {
           at = std::min(at, lane->turn(now));
-          in_flight = in_flight || lane->in_flight();
+          sending = sending || lane->sending();
         }
-      if (!in_flight || now >= give_up) break;
+      if (!sending || now >= give_up) break;
       wait_until(std::max(at, now + 1));
     }
     for (const auto &lane : lanes_) lane->wind_up(2000);

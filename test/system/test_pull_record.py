@@ -41,17 +41,48 @@ def test_a_batch_is_recorded_in_one_call(db):
     assert status(db) == (5, 1, 1, 1)
 
 
-def test_recording_ends_at_the_first_event_that_was_not_tried(db):
+def test_only_what_was_not_tried_comes_again(db):
+    create(db, backoff="10 minutes", backoff_max="10 minutes")
+    emit(db, *"abcdefgh")
+    client = Client(db)
+    client.fetch()
+    record(client, {"b": NOT_TRIED, "d": RETRY, "f": NOT_TRIED, "h": NOT_TRIED})
+    assert client.fetch() == ["b", "f", "h"]
+    assert [row[3] for row in client.rows] == [1, 1, 1], "no attempt was burnt"
+    record(client, {"f": NOT_TRIED})
+    assert client.fetch() == ["f"]
+    record(client, {})
+    assert client.fetch() == []
+    assert status(db) == (7, 1, 0, 0)
+
+
+def test_what_was_not_tried_keeps_the_order_of_its_key(db):
     create(db)
+    emit(db, "k1", "k2", ordering_key="k")
+    emit(db, "x")
+    emit(db, "k3", ordering_key="k")
+    emit(db, "y")
+    emit(db, "k4", ordering_key="k")
+    client = Client(db)
+    client.fetch()
+    record(client, {key: NOT_TRIED for key in ("k1", "k2", "k3", "k4")})
+    emit(db, "k5", ordering_key="k")
+    seen = []
+    while keys := client.fetch():
+        seen += keys
+        record(client, {})
+    assert seen == ["k1", "k2", "k3", "k4", "k5"]
+    assert status(db) == (7, 0, 0, 0)
+
+
+def test_an_outage_in_the_middle_of_a_batch_writes_nothing_for_its_events(db):
+    create(db, backoff="1 ms", backoff_max="1 ms")
     emit(db, *"abcd")
     client = Client(db)
     client.fetch()
-    record(client, {"b": NOT_TRIED, "d": RETRY})
-    assert client.fetch() == ["b", "c", "d"]
-    assert [row[3] for row in client.rows] == [1, 1, 1]
-    record(client, {})
-    assert client.fetch() == []
-    assert status(db) == (4, 0, 0, 0)
+    record(client, {"b": NOT_TRIED}, unreachable="reset")
+    assert db.value("SELECT count(*) FROM outbox_parked") == 0
+    assert eventually(client.fetch) == ["b", "c", "d"]
 
 
 def test_an_unreachable_destination_rests_without_a_write_for_each_event(db):

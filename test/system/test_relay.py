@@ -380,6 +380,24 @@ def test_it_does_not_wait_for_ever_for_a_far_side_that_hangs(db):
         assert status(db)["delivered"] == 10
 
 
+def test_stopped_in_the_middle_of_a_batch_it_repeats_nothing_that_was_delivered(db):
+    """The first event hangs, and the second one behind it in its key was not sent."""
+    with Receiver() as receiver:
+        http(db, receiver, options=', "timeout": "60s"')
+        receiver.behave(lambda r: Hang() if r.header("ce-eventkey") == "e1" else 204)
+        emit_many(db, 30)  # e1, e11 and e21 are of one key
+        with relay(db, "--stop-timeout", "500ms", "d") as process:
+            eventually(lambda: len(receiver.requests) == 28)
+            assert process.stop() == 0
+        receiver.behave(204)
+        with relay(db, "--drain", "d") as process:
+            assert process.wait() == 0
+        sent = [r.header("ce-eventkey") for r in receiver.requests]
+        assert sorted(sent) == sorted(["e1", *(f"e{i}" for i in range(1, 31))])
+        assert sent[-3:] == ["e1", "e11", "e21"]
+        assert status(db)["delivered"] == 30
+
+
 def test_a_batch_that_takes_longer_than_its_lease_keeps_it(db):
     destination = null(db, lease="'1 s'")
     destination.tell("hang")

@@ -428,6 +428,21 @@ def test_outcomes_that_could_not_be_recorded_are_not_sent_again(own_db):
     assert d.delivered() == ["e1"]
 
 
+def test_stopped_in_the_middle_of_a_batch_it_repeats_nothing_that_was_delivered(own_db):
+    """The first event hangs, and the second one behind it in its key was not sent."""
+    with Receiver() as far:
+        far.behave(lambda r: Hang() if r.header("ce-eventkey") == "a1" else 204)
+        own_db.sql("SELECT outbox_create_destination('d', 'http', %s)", json.dumps({"url": far.url, "timeout": "60s"}))
+        own_db.sql("SELECT outbox_emit(NULL, k, 't', '{}', left(k, 1)) FROM unnest(ARRAY['a1', 'b1', 'a2', 'b2', 'c1']) k")
+        eventually(lambda: len(far.requests) == 4)
+        far.behave(204)
+        own_db.sql("SELECT pg_terminate_backend(%s)", worker_pids(own_db)[0])
+        eventually(lambda: own_db.value("SELECT delivered FROM outbox_status") == 5)
+        sent = [r.header("ce-eventkey") for r in far.requests]
+        assert sorted(sent) == ["a1", "a1", "a2", "b1", "b2", "c1"]
+        assert sent[-2:] == ["a1", "a2"]
+
+
 def test_killed_between_ack_and_record_sends_again_with_the_same_id(own_db):
     """A6, as far as the worker goes."""
     d = NullDestination(own_db)

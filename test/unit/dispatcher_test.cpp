@@ -488,6 +488,19 @@ TEST_F(DispatcherTest, StopDrainsAndLeavesTheRest) {
   EXPECT_EQ(outcomes(), (std::map<std::string, Status>{{"a", Status::kDelivered}, {"b", Status::kNotTried}}));
 }
 
+TEST_F(DispatcherTest, StopFillsTheHolesBeforeWhatWentOut) {
+  sink.capacity = 3;
+  begin({{"a1", "a"}, {"a2", "a"}, {"b", ""}, {"a3", "a"}, {"c", ""}, {"a4", "a"}, {"d", ""}});
+  dispatcher->stop();
+  for (const char *id : {"c", "b", "a1", "a2", "a3"}) {
+    EXPECT_FALSE(dispatcher->done());
+    sink.answer(id, kDelivered);
+    dispatcher->step();
+  }
+  EXPECT_TRUE(dispatcher->done());
+  EXPECT_EQ(sink.sent, (std::vector<std::string>{"a1", "b", "c", "a2", "a3"}));
+}
+
 TEST_F(DispatcherTest, OutcomesOfAnAbandonedBatchAreIgnored) {
   begin({{"a", ""}});
   const uint64_t old_tag = sink.in_flight[0].second;
