@@ -284,11 +284,22 @@ void Lane::configuration_is_wrong(const std::string &what) {
   again_ = State::kLoading;
   state_ = State::kResting;
   rest_until_ = now_ms() + kRest;
+  leave_shards();
   set_aside(what);
 }
 
+// Others may be able to publish.
+void Lane::leave_shards() {
+  std::map<int, std::string> handles;
+  handles.swap(handles_);
+  for (const auto &[shard, handle] : handles) {
+    if (!session_.ready()) return;
+    session_.send("SELECT @outbox_release($1)", {handle}, false, kStatementTimeout, [](const Answer &) {});
+  }
+}
+
 // What cannot be sent is recorded as what cannot be reached: its shard rests, and outbox_status has the
-// reason.
+// reason. Then it is left to others as well.
 void Lane::set_aside(const std::string &what) {
   session_.send(std::string("SELECT ") + kEventColumns + " FROM @outbox_fetch($1, 1, $2, $3::interval)",
                 {destination(), std::to_string(batch_bytes_), milliseconds(lease_)}, true, kStatementTimeout,
@@ -302,6 +313,7 @@ void Lane::set_aside(const std::string &what) {
                   session_.send("SELECT @outbox_record($1, $2::jsonb, $3)",
                                 {batch.handle(), not_tried, reason}, false, kStatementTimeout,
                                 [](const Answer &) {});
+                  leave_shards();
                 });
 }
 

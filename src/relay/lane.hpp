@@ -55,6 +55,9 @@ class Lane {
   // There may be something to send.
   void wake() { woken_ = true; }
   bool idle() const { return state_ == State::kIdle; }
+  bool loading() const { return state_ == State::kLoading; }
+  // Its sink is open, so that it does what it fetches for.
+  bool publishes() const { return sink_ != nullptr; }
   // The version of the destination, as it is now: another one than was loaded is loaded before the next
   // batch.
   void notice(const std::string &version);
@@ -102,6 +105,7 @@ class Lane {
   void note_reachability();
   void release();
   void give_back(const std::string &handle);
+  void leave_shards();
   void finish(End end);
   // Errors of the server.
   void refused(const char *what, const Answer &answer, State again);

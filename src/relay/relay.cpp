@@ -30,6 +30,11 @@ Relay::Relay(const Configuration &configuration, const Hosts &hosts, int signals
       [this](const std::string &name, const std::string &version) {
         for (const auto &lane : lanes_)
           if (lane->destination() == name) lane->notice(version);
+      },
+      [this](const std::string &name) {
+        return std::any_of(lanes_.begin(), lanes_.end(), [&](const auto &lane) {
+          return lane->destination() == name && lane->publishes();
+        });
       });
 }
 
@@ -76,7 +81,11 @@ void Relay::stop(Milliseconds now) {
   for (const auto &lane : lanes_) lane->stop(now + configuration_.stop_timeout_ms);
 }
 
+// Whoever loads its destination may publish to it in a moment, or may not: until then there is no telling
+// what to wait for.
 bool Relay::anybody_idle() const {
+  if (std::any_of(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->loading(); }))
+    return false;
   return std::any_of(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->idle(); });
 }
 

@@ -15,10 +15,9 @@ constexpr Milliseconds kVersionInterval = 1000;
 // Without a connection to sleep on, those that are idle look by themselves.
 constexpr Milliseconds kPollInterval = 1000;
 
-std::string array_of(const std::vector<std::string> &names, const std::set<std::string> &without) {
+std::string array_of(const std::vector<std::string> &names) {
   std::string text = "{";
   for (const std::string &name : names) {
-    if (without.contains(name)) continue;
     if (text.size() > 1) text += ',';
     text += '"';
     for (const char c : name) {
@@ -33,10 +32,12 @@ std::string array_of(const std::vector<std::string> &names, const std::set<std::
 }  // namespace
 
 Watcher::Watcher(const Hosts &hosts, std::vector<std::string> destinations, std::function<void()> news,
-                 std::function<void(const std::string &, const std::string &)> versions)
+                 std::function<void(const std::string &, const std::string &)> versions,
+                 std::function<bool(const std::string &)> published)
     : names_(std::move(destinations)),
       news_(std::move(news)),
       versions_(std::move(versions)),
+      published_(std::move(published)),
       session_(
           hosts,
           [this] {
@@ -89,15 +90,25 @@ void Watcher::note_presence(const std::string &name, const Answer &answer) {
   }
 }
 
+// Workers leave shards to those who wait for a destination, so nobody waits here for one that cannot be
+// published to now. That may be over any time, and nothing wakes for it.
 void Watcher::wait_for_news(Milliseconds wait) {
-  if (missing_.size() == names_.size()) {  // there is nothing to wait for
+  std::vector<std::string> wanted;
+  for (const std::string &name : names_) {
+    if (missing_.contains(name)) continue;
+    if (published_(name))
+      wanted.push_back(name);
+    else
+      wait = std::min(wait, kPollInterval);
+  }
+  if (wanted.empty()) {
     ask_at_ = now_ms() + kPollInterval;
     look_wanted_ = true;
     return;
   }
   ++under_way_;
   session_.send("CALL @outbox_wait($1::text[], $2::interval)",
-                {array_of(names_, missing_), std::to_string(wait) + " ms"}, false, kWait + kGrace,
+                {array_of(wanted), std::to_string(wait) + " ms"}, false, kWait + kGrace,
                 [this](const Answer &answer) {
                   if (answer.lost()) return;
                   --under_way_;

@@ -13,9 +13,11 @@ namespace retrysafe::relay {
 
 class Watcher {
  public:
-  // `news`: there may be something to send. `versions`: of a destination, as it is now.
+  // `news`: there may be something to send. `versions`: of a destination, as it is now. `published`: whether
+  // this relay can publish to it.
   Watcher(const Hosts &hosts, std::vector<std::string> destinations, std::function<void()> news,
-          std::function<void(const std::string &, const std::string &)> versions);
+          std::function<void(const std::string &, const std::string &)> versions,
+          std::function<bool(const std::string &)> published);
 
   // `anybody_idle`: somebody wants to be woken.
   void turn(Milliseconds now, bool anybody_idle);
@@ -32,6 +34,7 @@ class Watcher {
   std::set<std::string> missing_;  // of those: dropped, or never made
   std::function<void()> news_;
   std::function<void(const std::string &, const std::string &)> versions_;
+  std::function<bool(const std::string &)> published_;
   Session session_;
   size_t under_way_ = 0;      // statements
   bool look_wanted_ = true;   // something was committed since: versions may be others

@@ -256,6 +256,29 @@ def test_a_change_that_cannot_work_is_shown_and_the_others_go_on(db):
             assert process.stop() == 0
 
 
+def test_workers_leave_nothing_to_a_relay_that_cannot_publish(db):
+    """Its secret is gone. The worker does not even wait until it sees that nobody works the shards."""
+    key = db.server.directory / "key-of-the-relay"
+    key.write_text("sesame")
+    with Receiver() as receiver:
+        http(db, receiver, workers="true", shards=4)
+        with relay(db, config=f"[destination d]\nsecret_file = {key.name}\n") as process:
+            process.ready()
+
+            def holders():
+                emit_many(db, 40, keys=40, prefix=f"x{time.monotonic_ns()}")
+                names = db.sql("SELECT holder FROM outbox_shards WHERE lease_until > clock_timestamp() AND holder IS NOT NULL")
+                return sorted(name.split()[0] for (name,) in names)
+            eventually(lambda: holders() == ["session", "session", "worker", "worker"], timeout=60)
+            key.unlink()
+            db.sql("SELECT outbox_alter_destination('d', batch_events => 50)")
+            eventually(lambda: process.lines("the destination cannot be published to"))
+            eventually(lambda: holders() == ["worker"] * 4, timeout=60)
+            key.write_text("sesame")
+            eventually(lambda: holders() == ["session", "session", "worker", "worker"], timeout=60)
+            assert process.stop() == 0
+
+
 def test_a_dropped_destination_leaves_the_others_alone(db):
     with Receiver() as first, Receiver() as second:
         http(db, first, "a"), http(db, first, "b")
