@@ -3,11 +3,11 @@
 #include <getopt.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
+#include "relay/file.hpp"
 #include "relay/session.hpp"
 
 namespace retrysafe::relay {
@@ -52,13 +52,13 @@ void print(std::string_view text) {
 }
 
 void read_file(const char *path, Configuration *configuration) {
-  std::ifstream file(path);
-  std::ostringstream text;
-  text << file.rdbuf();
-  if (!file) throw ConfigurationError(std::string("cannot read the configuration file ") + path);
+  const auto text = read_whole_file(path);
+  if (!text)
+    throw ConfigurationError(std::string("cannot read the configuration file ") + path + ": " +
+                             std::strerror(errno));
   configuration->configuration_directory = std::filesystem::absolute(path).parent_path().string();
   try {
-    read_configuration(text.str(), configuration);
+    read_configuration(*text, configuration);
   } catch (const ConfigurationError &error) {
     throw ConfigurationError(std::string(path).append(": ").append(error.what()));
   }

@@ -1,7 +1,9 @@
 #include "relay/configuration.hpp"
 
 #include <charconv>
+#include <set>
 
+#include "core/address_filter.hpp"
 #include "core/option_list.hpp"
 
 namespace retrysafe::relay {
@@ -35,6 +37,19 @@ std::int64_t duration_of(std::string_view name, std::string_view value) {
   return *ms;
 }
 
+// Sinks read the list again; what is wrong in it is better said once and here.
+std::string_view checked_addresses(std::string_view value) {
+  try {
+    (void)AddressFilter(value);
+  } catch (const std::invalid_argument &error) {
+    std::string message = error.what();
+    constexpr std::string_view prefix = "retrysafe.";
+    if (message.starts_with(prefix)) message.erase(0, prefix.size());
+    throw ConfigurationError(message);
+  }
+  return value;
+}
+
 void set_in_section(std::string_view name, std::string_view value, DestinationSection *section) {
   if (name == "kind")
     section->kind = value;
@@ -61,7 +76,7 @@ bool set(std::string_view name, std::string_view value, Configuration *c) {
   } else if (name == "connections") {
     c->connections = connections_of(value);
   } else if (name == "allowed_addresses") {
-    c->allowed_addresses = value;
+    c->allowed_addresses = checked_addresses(value);
   } else if (name == "secret_directory") {
     c->secret_directory = value;
   } else if (name == "library_path") {
@@ -86,6 +101,7 @@ bool set(std::string_view name, std::string_view value, Configuration *c) {
 
 void read_configuration(std::string_view text, Configuration *configuration) {
   std::string current;  // destination; empty: none
+  std::set<std::pair<std::string, std::string>, std::less<>> seen;
   for (int line_number = 1; !text.empty(); ++line_number) {
     const size_t end = text.find('\n');
     const std::string_view line = trimmed(text.substr(0, end));
@@ -105,10 +121,13 @@ void read_configuration(std::string_view text, Configuration *configuration) {
       if (equals == std::string_view::npos || name.empty())
         throw ConfigurationError("a setting is written as NAME = VALUE");
       const std::string_view value = trimmed(line.substr(equals + 1));
+      if (!seen.emplace(current, name).second)
+        throw ConfigurationError("\"" + std::string(name) + "\" is set twice");
       if (!current.empty())
         set_in_section(name, value, &section(current, configuration));
       else if (!set(name, value, configuration))
-        throw ConfigurationError("unknown setting \"" + std::string(name) + "\"");
+        throw ConfigurationError("unknown setting \"" + std::string(name) +
+                                 "\"; options of a destination belong below its line [destination NAME]");
     } catch (const ConfigurationError &error) {
       throw ConfigurationError("line " + std::to_string(line_number) + ": " + error.what());
     }

@@ -1,11 +1,13 @@
 #include "relay/destination_options.hpp"
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <filesystem>
-#include <fstream>
-#include <sstream>
+
+#include "relay/file.hpp"
 
 namespace retrysafe::relay {
 
@@ -14,26 +16,27 @@ namespace {
 constexpr size_t kMaxSecretBytes = 64 * 1024;
 
 std::string read_secret(const std::string &option, const std::filesystem::path &path) {
+  const auto refuse = [&](const std::string &why) {
+    throw ConfigurationError("the file " + path.string() + " of option \"" + option + "\" " + why);
+  };
   std::error_code error;
-  const bool plain = std::filesystem::is_regular_file(path, error) &&
-                     std::filesystem::file_size(path, error) <= kMaxSecretBytes && !error;
-  std::ifstream file(path, std::ios::binary);
-  if (!plain || !file)
-    throw ConfigurationError("the file of option \"" + option +
-                             "\" cannot be read: a plain file of at most 64 kB is wanted");
-  std::ostringstream text;
-  text << file.rdbuf();
-  std::string secret = text.str();
+  const auto status = std::filesystem::status(path, error);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    refuse("is not a plain file");
+  if (std::filesystem::is_regular_file(status) && std::filesystem::file_size(path, error) > kMaxSecretBytes)
+    refuse("has more than 64 kB");
+  auto text = read_whole_file(path.c_str());
+  if (!text) refuse(std::string("cannot be read: ") + std::strerror(errno));
+  std::string secret = *std::move(text);
   while (secret.ends_with('\n') || secret.ends_with('\r')) secret.pop_back();
-  if (secret.empty() || secret.find('\0') != std::string::npos)
-    throw ConfigurationError("the file of option \"" + option + "\" is empty or not text");
+  if (secret.empty() || secret.find('\0') != std::string::npos) refuse("is empty or not text");
   return secret;
 }
 
 std::string read_variable(const std::string &option, const std::string &variable) {
   const char *value = variable.starts_with(kEnvironmentPrefix) ? std::getenv(variable.c_str()) : nullptr;
   if (!value || !*value)
-    throw ConfigurationError("the environment variable of option \"" + option + "\" is not set");
+    throw ConfigurationError("the environment variable of option \"" + option + "\" is not set: " + variable);
   return value;
 }
 

@@ -11,6 +11,7 @@ namespace retrysafe::relay {
 
 namespace {
 
+constexpr const char *kInsufficientPrivilege = "42501";
 constexpr Milliseconds kStatementTimeout = 30'000;
 constexpr Milliseconds kRest = 1000;
 constexpr Milliseconds kRestMax = 60'000;
@@ -23,6 +24,14 @@ constexpr int kIdleCallsMax = 1000;
 
 std::string milliseconds(Milliseconds ms) {
   return std::to_string(ms) + " ms";
+}
+
+// Those that a relay can publish to.
+std::string built_in_names() {
+  std::string names;
+  for (const BuiltInKind *kind : built_in_kinds())
+    if (kind->library) names.append(names.empty() ? "" : ", ").append(kind->name);
+  return names;
 }
 
 void log_of_sink(const char *message) {
@@ -127,7 +136,7 @@ void Lane::connection_failed(const std::string &reason, bool nowhere) {
   statistics_->connections += std::exchange(connected_, false);
   if (state_ == State::kEnded) return;
   if (nowhere && !connection_missed_) {
-    log(Level::kWarning, "no connection to the database",
+    log(runs_on() ? Level::kWarning : Level::kError, "no connection to the database",
         {{"destination", destination()}, {"reason", reason}});
     connection_missed_ = true;
   }
@@ -168,7 +177,8 @@ void Lane::load_option_list() {
   if (!in_database_) {
     if (section_.kind.empty())
       return configuration_is_wrong(
-          "it is of kind \"pull\": the configuration file must tell which kind to publish to");
+          "it is of kind \"pull\": the configuration file must tell which kind to publish to, as in \"kind = "
+          "http\"");
     kind_ = section_.kind;
     library_.clear();
   } else if (!section_.kind.empty() && section_.kind != kind_) {
@@ -204,6 +214,10 @@ void Lane::load_option_list() {
           option.choices = kept(i, 6);
           option_list_.push_back(option);
         }
+        std::string reason;
+        if (answer.rows() == 0 && !sink::load(library_, library_path(), &reason))
+          return configuration_is_wrong("kind \"" + kind_ + "\" is unknown: " + reason +
+                                        "; the kinds that come with the extension are " + built_in_names());
         load_options();
       });
 }
@@ -257,14 +271,21 @@ void Lane::open_sink(Options options) {
   config.allowed_addresses = configuration_.allowed_addresses;
   config.log = log_of_sink;
   std::string reason;
-  const retrysafe_sink_module *module =
-      sink::load(library_, {configuration_.library_path, RETRYSAFE_LIBDIR}, &reason);
+  const retrysafe_sink_module *module = sink::load(library_, library_path(), &reason);
   if (module) sink_ = sink::Sink::open(module, std::move(config), &reason);
   if (!sink_) return configuration_is_wrong(reason);
   errors_ = 0;
   opened_ = true;
-  if (configuration_.mode == Mode::kCheck) return finish(End::kDone);
+  if (configuration_.mode == Mode::kCheck) {
+    log(Level::kInfo, "the destination can be published to",
+        {{"destination", destination()}, {"kind", kind_}, {"database", session_.database()}});
+    return finish(End::kDone);
+  }
   fetch();
+}
+
+sink::LibraryPath Lane::library_path() const {
+  return {configuration_.library_path, RETRYSAFE_LIBDIR};
 }
 
 void Lane::close_sink() {
@@ -539,9 +560,14 @@ void Lane::finish(End end) {
 }
 
 void Lane::refused(const char *what, const Answer &answer, State again) {
-  if (answer.message != last_error_)
+  if (answer.message != last_error_) {
+    std::string reason = answer.message;
+    if (answer.sqlstate == kInsufficientPrivilege)
+      reason +=
+          " (Give the role the access: SELECT " + session_.schema() + "retrysafe_grant('ROLE', 'relay').)";
     log(Level::kError, std::string("could not ").append(what),
-        {{"destination", destination()}, {"sqlstate", answer.sqlstate}, {"reason", answer.message}});
+        {{"destination", destination()}, {"sqlstate", answer.sqlstate}, {"reason", reason}});
+  }
   last_error_ = answer.message;
   const bool unknown =
       answer.sqlstate == kUnknownDestination.sqlstate || answer.sqlstate == kNotFetchable.sqlstate;

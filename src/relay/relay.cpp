@@ -70,7 +70,8 @@ void Relay::turn(Milliseconds now) {
   if (!ready_ && all_opened) {
     ready_ = true;
     notify_service_manager("READY=1");
-    log(Level::kInfo, "publishing", {{"connections", std::to_string(lanes_.size()), true}});
+    if (configuration_.mode != Mode::kCheck)
+      log(Level::kInfo, "publishing", {{"connections", std::to_string(lanes_.size()), true}});
   }
 }
 

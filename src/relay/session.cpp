@@ -57,7 +57,9 @@ Hosts::Hosts(const std::string &connection) {
   if (!given) {
     // libpq's message may quote what was written, a password for example.
     PQfreemem(error);
-    throw ConfigurationError("connection is not a connection string or URI of PostgreSQL");
+    throw ConfigurationError(
+        "connection is not a connection string or URI of PostgreSQL, such as \"host=db1 dbname=shop "
+        "user=courier\"");
   }
   Parameters common;
   std::string host, hostaddr, port;

@@ -61,7 +61,8 @@ const retrysafe_sink_module *load(const std::string &library, const LibraryPath 
   }
   const std::string file = find_file(library, path);
   if (file.empty()) {
-    *error = "library \"" + library + ".so\" is not installed";
+    *error = "library \"" + library + ".so\" is not installed in ";
+    error->append(path.path.empty() ? path.libdir : path.path);
     return nullptr;
   }
   const SignalsBlocked guard;

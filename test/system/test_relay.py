@@ -563,6 +563,7 @@ def test_secrets_of_the_database_are_read_on_the_machine_of_the_relay(db):
 
 def test_wrong_options_end_it_at_once(db):
     null(db)
+    db.sql("SELECT outbox_create_destination('p', 'pull')")
     cases = [
         ((), None, "name a destination"),
         (("--no-such-option", "d"), None, "try --help"),
@@ -571,7 +572,14 @@ def test_wrong_options_end_it_at_once(db):
         (("--log-level", "loud", "d"), None, "log_level"),
         (("--statistics-interval", "5", "d"), None, "statistics_interval"),
         (("--once", "--drain", "d"), None, "exclude"),
-        (("--config", "/no/such/file"), None, "cannot read"),
+        (("--config", "/no/such/file"), None, "cannot read the configuration file /no/such/file: No such file"),
+        (("--config", "/etc"), None, "Is a directory"),
+        (("--allowed-addresses", "10.0.0.0/99", "d"), None, "allowed_addresses"),
+        (("--library-path", "/no/such", "d"), None, "is not installed in /no/such"),
+        (("p",), None, "must tell which kind"),
+        ((), "[destination p]\nkind = htpp\nurl = http://x/\n", "kind \"htpp\" is unknown"),
+        ((), "[destination p]\nkind = http\nurl = http://x/\nsecret_file = nowhere\n", "/nowhere of option \"secret\" cannot be read: No"),
+        ((), "[destination p]\nkind = http\nkind = http\n", "line 3: \"kind\" is set twice"),
         (("nobody",), None, "does not exist"),
         ((), "no_such = 1\n[destination d]\n", "line 1"),
         ((), "[nonsense]\n", "line 1"),
@@ -597,6 +605,8 @@ def test_check(db):
     emit(db, "a")
     with relay(db, "--check", "d") as process:
         assert process.wait() == 0
+        line, = process.lines()
+        assert (line["message"], line["destination"], line["kind"]) == ("the destination can be published to", "d", "null")
     assert destination.attempts() == []
     with relay(db, "--check", "d", "nobody") as process:
         assert process.wait() == 2
@@ -615,6 +625,7 @@ def test_it_needs_the_access_and_no_more(db):
         connection = db.server.dsn(db.name, "courier_of_events")
         with relay(db, "--drain", "d", connection=connection) as process:
             assert process.wait() == 3
+            assert "retrysafe_grant('ROLE', 'relay')" in process.log()
         db.sql("SELECT retrysafe_grant('courier_of_events', 'relay')")
         with relay(db, "--drain", "d", connection=connection) as process:
             assert process.wait() == 0, process.log()

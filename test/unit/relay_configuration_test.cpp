@@ -38,7 +38,14 @@ TEST(RelayConfiguration, ReadsSettingsAndSections) {
 }
 
 TEST(RelayConfiguration, NamesTheLineThatIsWrong) {
-  EXPECT_EQ(problem("\nno_such = 1"), "line 2: unknown setting \"no_such\"");
+  EXPECT_EQ(problem("\nno_such = 1"),
+            "line 2: unknown setting \"no_such\"; options of a destination belong below its line "
+            "[destination NAME]");
+  EXPECT_EQ(problem("[destination d]\nurl = a\n[destination e]\nurl = a\n[destination d]\nurl = a"),
+            "line 6: \"url\" is set twice");
+  EXPECT_EQ(
+      problem("allowed_addresses = 10.0.0.0/8, a b"),
+      "line 1: allowed_addresses: \"a b\" is neither an address, nor a range of addresses, nor a host name");
   EXPECT_EQ(problem("connections = 257"), "line 1: connections must be a number from 1 to 256");
   EXPECT_EQ(problem("log_format = xml"), "line 1: log_format must be text or json");
   EXPECT_EQ(problem("stop_timeout = 5"),

@@ -175,7 +175,7 @@ TEST(SinkHost, LibrariesThatAreNone) {
   folder.write("retrysafe_text.so", "not a library");
   const std::string path = "/nowhere:" + folder.path;
   EXPECT_EQ(load_error("retrysafe_missing", {path, "/lib"}),
-            "library \"retrysafe_missing.so\" is not installed");
+            "library \"retrysafe_missing.so\" is not installed in " + path);
   EXPECT_NE(load_error("retrysafe_text", {path, "/lib"}).find("could not load library \"retrysafe_text\": "),
             std::string::npos);
   EXPECT_NE(load_error("../retrysafe_text", {path, "/lib"}).find("plain name"), std::string::npos);
