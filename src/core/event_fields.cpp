@@ -23,6 +23,12 @@ bool has_control_character(std::string_view text) {
   });
 }
 
+bool ends_in_number(std::string_view event_key) {
+  const std::size_t before = event_key.find_last_not_of("0123456789");
+  return before != std::string_view::npos && before + 1 < event_key.size() &&
+         event_key[before] == kNumberMark;
+}
+
 bool is_header_name(std::string_view name) {
   return !name.empty() && name.size() <= kMaxHeaderNameBytes &&
          std::all_of(name.begin(), name.end(),

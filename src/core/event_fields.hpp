@@ -15,6 +15,11 @@ inline constexpr std::size_t kMaxHeaderBytes = 16 * 1024;  // names and values t
 // ASCII control characters, DEL included. Bytes of multi-byte characters are none.
 bool has_control_character(std::string_view text);
 
+// Events of a request without event keys of their own are numbered: their event keys are KEY~1, KEY~2, …
+inline constexpr char kNumberMark = '~';
+// So no other event key may look like that: end in the mark and digits.
+bool ends_in_number(std::string_view event_key);
+
 // 1 to 64 of A-Z a-z 0-9 _ -
 bool is_header_name(std::string_view name);
 

@@ -20,6 +20,7 @@ struct Change {
   Claim *claim;
   ClaimState undone;   // the state to return to
   const Terms *terms;  // likewise
+  int32 events;        // likewise
   SubTransactionId subtransaction;
 };
 
@@ -86,19 +87,32 @@ Claim *find_or_add(const Key &key) {
   return claim;
 }
 
-void change(Claim *claim, ClaimState state, const Terms *terms, ClaimState undone) {
+// To be called before the change.
+void note_change(Claim *claim, ClaimState undone) {
   Registry &r = open_registry();
   const SubTransactionId subtransaction = GetCurrentSubTransactionId();
-  if (subtransaction != TopSubTransactionId) {
-    if (r.change_count == r.change_capacity) {
-      const int capacity = std::max(16, r.change_capacity * 2);
-      const Size size = sizeof(Change) * static_cast<Size>(capacity);
-      r.changes = static_cast<Change *>(r.changes ? repalloc_huge(r.changes, size)
-                                                  : MemoryContextAllocHuge(r.memory, size));
-      r.change_capacity = capacity;
-    }
-    r.changes[r.change_count++] = {claim, undone, claim->terms, subtransaction};
+  if (subtransaction == TopSubTransactionId) return;
+  if (r.change_count == r.change_capacity) {
+    const int capacity = std::max(16, r.change_capacity * 2);
+    const Size size = sizeof(Change) * static_cast<Size>(capacity);
+    r.changes = static_cast<Change *>(r.changes ? repalloc_huge(r.changes, size)
+                                                : MemoryContextAllocHuge(r.memory, size));
+    r.change_capacity = capacity;
   }
+  r.changes[r.change_count++] = {claim, undone, claim->terms, claim->events, subtransaction};
+}
+
+// Numbering changes nothing but the number, which an earlier change of this subtransaction takes back as
+// well.
+bool is_last_change(const Claim *claim) {
+  const Registry &r = *registry;
+  if (r.change_count == 0) return false;
+  const Change &last = r.changes[r.change_count - 1];
+  return last.claim == claim && last.subtransaction == GetCurrentSubTransactionId();
+}
+
+void change(Claim *claim, ClaimState state, const Terms *terms, ClaimState undone) {
+  note_change(claim, undone);
   claim->state = state;
   claim->terms = terms;
 }
@@ -127,6 +141,7 @@ void subtransaction_aborted(SubTransactionId sub, SubTransactionId) noexcept {
     const Change &last = r.changes[r.change_count - 1];
     last.claim->state = last.undone;
     last.claim->terms = last.terms;
+    last.claim->events = last.events;
   }
 }
 
@@ -174,12 +189,14 @@ const Claim *find_claim(const Key &key) {
   return registry ? find(key, hash_of(key)) : nullptr;
 }
 
-void require_claim(const Key &key) {
-  const Claim *claim = find_claim(key);
+namespace {
+
+Claim *require(const Key &key) {
+  Claim *claim = registry ? find(key, hash_of(key)) : nullptr;
   switch (claim ? claim->state : ClaimState::kNone) {
     case ClaimState::kOwned:
     case ClaimState::kCompleted:
-      return;
+      return claim;
     case ClaimState::kLost:
       pg::raise(kClaimLost,
                 "The savepoint or exception block in which the key was begun was rolled back. Begin the key "
@@ -191,6 +208,20 @@ void require_claim(const Key &key) {
                 "outcome is \"new\". With autocommit each statement is a transaction of its own: use BEGIN.",
                 "this transaction does not own idempotency key \"%s\"", text_to_cstring(key.key));
   }
+  pg_unreachable();
+}
+
+}  // namespace
+
+void require_claim(const Key &key) {
+  (void)require(key);
+}
+
+int32 number_event(const Key &key) {
+  Claim *claim = require(key);
+  if (claim->events == PG_INT32_MAX) elog(ERROR, "retrysafe: too many events for one idempotency key");
+  if (!is_last_change(claim)) note_change(claim, claim->state);
+  return ++claim->events;
 }
 
 void claim_begun(const Key &key, const Terms &terms) {

@@ -29,6 +29,7 @@ struct Terms {
 struct Claim {
   ClaimState state;
   const Terms *terms;  // of the last begin that was not rolled back; null while there is none
+  int32 events;        // that were numbered and not rolled back
   Key key;
   uint64 hash;
   Claim *same_hash;  // chain of keys with one hash
@@ -41,6 +42,11 @@ const Claim *find_claim(const Key &key);
 // For work that is allowed under a key only: raises kKeyNotOwned or kClaimLost unless the transaction owns
 // the key or has completed it.
 void require_claim(const Key &key);
+
+// The number of the next event of the key: 1, 2, 3 … Raises as require_claim does. The numbers of what is
+// rolled back are given again, so that they depend on nothing but what the transaction commits. They go on
+// when the key is begun again in the same transaction.
+int32 number_event(const Key &key);
 
 // The changes. Each is undone when the current subtransaction is rolled back.
 void claim_begun(const Key &key, const Terms &terms);

@@ -19,6 +19,11 @@ Datum datum(const void *value, bool *null) {
   return PointerGetDatum(value);
 }
 
+// A new era locks out writers before it draws its first position: none may hold a position without this lock.
+void lock_log() {
+  LockRelationOid(pg::extension().outbox_log, RowExclusiveLock);
+}
+
 // Under the ring lock. False when another transaction has written the event key meanwhile.
 bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
   const pg::Extension &e = pg::extension();
@@ -33,13 +38,16 @@ bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
   if (!wrong_order) *id = nextval_internal(e.outbox_log_id_seq, false);
   if (first_position == 0) first_position = *id;
 
-  Datum values[log_column::kCreatedAt];
-  bool nulls[log_column::kCreatedAt]{};
+  Datum values[log_column::kHeaders];
+  bool nulls[log_column::kHeaders]{};
   const auto set = [&](AttrNumber column, const void *value) {
     values[column - 1] = datum(value, &nulls[column - 1]);
   };
   values[log_column::kId - 1] = Int64GetDatum(*id);
   values[log_column::kTxid - 1] = FullTransactionIdGetDatum(transaction);
+  values[log_column::kCreatedAt - 1] = TimestampTzGetDatum(entry.created_at);
+  values[log_column::kEventNumber - 1] = Int32GetDatum(entry.event_number);
+  nulls[log_column::kEventNumber - 1] = entry.event_number == 0;
   set(log_column::kScope, entry.scope);
   set(log_column::kIdempotencyKey, entry.idempotency_key);
   set(log_column::kEventKey, entry.event_key);
@@ -47,7 +55,6 @@ bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
   set(log_column::kOrderingKey, entry.ordering_key);
   set(log_column::kPayload, entry.payload);
   set(log_column::kHeaders, entry.headers);
-  values[log_column::kCreatedAt - 1] = TimestampTzGetDatum(entry.created_at);
   const int piece = storage::active_piece(storage::RingName::kLog);
   RETRYSAFE_FAULT_POINT("emit.before_insert");
   return pg::insert_row(e.outbox_log_pieces[piece], pg::new_row(values, nulls),
@@ -73,9 +80,7 @@ constexpr pg::XactSubscriber subscriber{
 FoundEvent append_to_log(const LogEntry &entry, Repetition repetition,
                          void (*before_writing)(const LogEntry &), int64 *id) {
   Pieces pieces = repetition == Repetition::kPossible ? Pieces::kAll : Pieces::kOlder;
-  // A new era locks out writers before it draws its first position: none may hold a position without this
-  // lock.
-  LockRelationOid(pg::extension().outbox_log, RowExclusiveLock);
+  lock_log();
   for (bool written = false; !written;) {
     CHECK_FOR_INTERRUPTS();
     storage::lock_rings();
@@ -92,6 +97,15 @@ FoundEvent append_to_log(const LogEntry &entry, Repetition repetition,
     pieces = Pieces::kAll;
   }
   return FoundEvent{};
+}
+
+int64 append_numbered(const LogEntry &entry) {
+  lock_log();
+  storage::lock_rings();
+  int64 id;
+  (void)insert_into_active_piece(entry, &id);  // the unique index does not hold it
+  storage::unlock_rings();
+  return id;
 }
 
 int64 first_position_of_transaction() {

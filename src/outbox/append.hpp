@@ -8,6 +8,8 @@ namespace retrysafe::outbox {
 
 // What the log stores besides position and transaction id; null where the column is null.
 struct LogEntry {
+  TimestampTz created_at;
+  int32 event_number;  // 0: it has an event key instead
   const text *scope;
   const text *idempotency_key;
   const text *event_key;
@@ -15,7 +17,6 @@ struct LogEntry {
   const text *ordering_key;
   const Jsonb *payload;
   const Jsonb *headers;
-  TimestampTz created_at;
 };
 
 // How likely the event is there already. When it is not expected, its row is tried first, and taken back if
@@ -27,6 +28,9 @@ enum class Repetition { kPossible, kUnexpected };
 // but the snapshot of this transaction cannot see it.
 FoundEvent append_to_log(const LogEntry &entry, Repetition repetition,
                          void (*before_writing)(const LogEntry &), int64 *id);
+
+// Appends a numbered event. Its number is the caller's to give, once: nothing is looked up.
+int64 append_numbered(const LogEntry &entry);
 
 // The first position that this transaction drew; 0: none.
 int64 first_position_of_transaction();

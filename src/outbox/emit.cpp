@@ -21,7 +21,7 @@ namespace {
 struct NewEvent {
   text *scope;
   text *idempotency_key;  // null: an outbox without a request
-  text *event_key;
+  text *event_key;        // null: the event gets the next number of its request
   text *event_type;
   text *ordering_key;
   Jsonb *payload;
@@ -36,9 +36,10 @@ constinit pg::Statement insert_into_scheduled{
     "ON CONFLICT (event_key, scope) DO NOTHING",
     {TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
-LogEntry log_entry(const NewEvent &event) {
-  return {event.scope,        event.idempotency_key, event.event_key, event.event_type,
-          event.ordering_key, event.payload,         event.headers,   GetCurrentTimestamp()};
+LogEntry log_entry(const NewEvent &event, int32 number = 0) {
+  return {GetCurrentTimestamp(), number,          event.scope,
+          event.idempotency_key, event.event_key, event.event_type,
+          event.ordering_key,    event.payload,   event.headers};
 }
 
 constinit bool emitted = false;
@@ -70,6 +71,22 @@ void check_scope(const text *scope) {
   if (pg::bytes_of(scope).size() > kMaxNameBytes)
     pg::raise(kInvalidScope, "The scope is text of at most 255 bytes.", "scope is too long: %zu bytes",
               pg::bytes_of(scope).size());
+}
+
+void check_event_key(const NewEvent &event) {
+  if (!event.event_key) {
+    if (event.idempotency_key) return;
+    pg::raise(kInvalidEventKey,
+              "Give the event a key of its own, of 1 to 255 bytes. Under an idempotency key that the "
+              "transaction owns it may be left out: the events of the request are numbered then.",
+              "event key must not be null");
+  }
+  check_name(event.event_key, kInvalidEventKey, "event key");
+  if (ends_in_number(pg::bytes_of(event.event_key)))
+    pg::raise(kInvalidEventKey,
+              "Such event keys belong to the events that are numbered within their request. Put something "
+              "behind the digits, or another character before them.",
+              "event key must not end in \"~\" and digits");
 }
 
 void check_event_type(const text *type) {
@@ -245,12 +262,33 @@ FoundEvent schedule(const NewEvent &event) {
 }
 
 // The position, or false for a delayed event.
-bool emit(const NewEvent &event, int64 *id) {
+bool emit_with_key(const NewEvent &event, int64 *id) {
   const FoundEvent found = event.delayed ? schedule(event) : emit_now(event, id);
   if (found.place == Place::kNowhere) return !event.delayed;
   require_same_content(event, found);
   *id = found.id;
   return found.place == Place::kLog;
+}
+
+// Delayed events are few, and have to be found: they get their event key at once.
+text *numbered_key(const NewEvent &event, int32 number) {
+  StringInfoData key;
+  initStringInfo(&key);
+  append_numbered_key(&key, pg::bytes_of(event.idempotency_key), number);
+  return cstring_to_text_with_len(key.data, key.len);
+}
+
+// Nothing to look up for a number that was given just now.
+bool emit(NewEvent *event, int64 *id) {
+  if (event->event_key) return emit_with_key(*event, id);
+  const int32 number = idempotency::number_event({event->idempotency_key, event->scope});
+  if (event->delayed) {
+    event->event_key = numbered_key(*event, number);
+    return emit_with_key(*event, id);
+  }
+  *id = append_numbered(log_entry(*event, number));
+  emitted = true;
+  return true;
 }
 
 void forget() noexcept {
@@ -307,7 +345,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_emit) {
 
   check_scope(event.scope);
   if (!PG_ARGISNULL(0)) event.idempotency_key = idempotency::key_argument(fcinfo, 0, 7).key;
-  check_name(event.event_key, kInvalidEventKey, "event key");
+  check_event_key(event);
   check_event_type(event.event_type);
   if (event.ordering_key) check_name(event.ordering_key, kInvalidOrderingKey, "ordering key");
   check_payload(event.payload);
@@ -322,6 +360,6 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_emit) {
   }
 
   int64 id;
-  if (!emit(event, &id)) PG_RETURN_NULL();
+  if (!emit(&event, &id)) PG_RETURN_NULL();
   PG_RETURN_INT64(id);
 }

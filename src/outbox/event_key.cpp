@@ -1,5 +1,6 @@
 #include "outbox/event_key.hpp"
 
+#include "core/event_fields.hpp"
 #include "outbox/log_columns.hpp"
 #include "pg/error.hpp"
 #include "pg/index_scan.hpp"
@@ -11,17 +12,18 @@ namespace retrysafe::outbox {
 
 namespace {
 
-// outbox_scheduled has the columns of outbox_log from `scope` on, without the two before it.
+// outbox_scheduled has the columns of outbox_log from `scope` on.
 struct EventTable {
   Place place;
   Oid table;
   Oid index;
-  AttrNumber missing;  // how many of the first columns it lacks
+  AttrNumber missing;  // how many columns fewer it has before `scope`
 };
 
 EventTable scheduled_events() {
   const pg::Extension &e = pg::extension();
-  return {Place::kScheduled, e.outbox_scheduled, e.outbox_scheduled_event_key, log_column::kScope - 1};
+  return {Place::kScheduled, e.outbox_scheduled, e.outbox_scheduled_event_key,
+          log_column::kScope - AttrNumber{scheduled_column::kScope}};
 }
 
 EventTable piece_of_log(int piece) {
@@ -91,6 +93,14 @@ FoundEvent look_in(const EventTable &in, Datum event_key, Datum scope, KeyWriter
 }
 
 }  // namespace
+
+void append_numbered_key(StringInfo to, std::string_view idempotency_key, int32 number) {
+  appendBinaryStringInfo(to, idempotency_key.data(), static_cast<int>(idempotency_key.size()));
+  char digits[12];
+  const int count = pg_ltoa(number, digits);
+  appendStringInfoChar(to, kNumberMark);
+  appendBinaryStringInfo(to, digits, count);
+}
 
 FoundEvent find_scheduled_event(Datum event_key, Datum scope) {
   if (pg::is_untouched(pg::extension().outbox_scheduled)) return FoundEvent{};  // most never delay an event

@@ -4,11 +4,19 @@
 //
 // All of it raises 40001 when the event is there but the snapshot of this transaction (REPEATABLE READ and
 // up) cannot see it.
+//
+// Events of the log that have a number instead of an event key are not looked up: only the owner of the
+// idempotency key gives numbers, each once, and one transaction commits the work of the key.
 #pragma once
+
+#include <string_view>
 
 #include "pg/server.hpp"
 
 namespace retrysafe::outbox {
+
+// The event key of a numbered event, in the server's encoding: what is published, and what its id is made of.
+void append_numbered_key(StringInfo to, std::string_view idempotency_key, int32 number);
 
 enum class Place { kNowhere, kScheduled, kLog };
 

@@ -9,16 +9,22 @@ namespace log_column {
 enum : AttrNumber {
   kId = 1,
   kTxid,
+  kCreatedAt,
+  kEventNumber,
   kScope,
   kIdempotencyKey,
   kEventKey,
   kEventType,
   kOrderingKey,
   kPayload,
-  kHeaders,
-  kCreatedAt
+  kHeaders
 };
 }  // namespace log_column
+
+// From the scope on the same as in the log.
+namespace scheduled_column {
+enum : AttrNumber { kDeliverAfter = 1, kCreatedAt, kScope };
+}  // namespace scheduled_column
 
 namespace window_column {
 enum : AttrNumber {
@@ -64,14 +70,14 @@ enum : AttrNumber {
   kParkedAt,
   kSettledAt,
   kTxid,
+  kCreatedAt,
   kScope,
   kIdempotencyKey,
   kEventKey,
   kEventType,
   kOrderingKey,
   kPayload,
-  kHeaders,
-  kCreatedAt
+  kHeaders
 };
 }  // namespace parked_column
 

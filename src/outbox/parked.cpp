@@ -76,7 +76,7 @@ bool any_in(Oid index, int32 destination, int32 shard, ::Snapshot snapshot) {
 
 Event event_at(pg::IndexScan *scan, const Uuid &log, bool bodies) {
   bool null;
-  Event event = read_event(scan->slot, parked_column::kScope, log, bodies);
+  Event event = read_event(scan->slot, kParkedColumns, log, bodies);
   event.id = id_of(scan);
   event.txid = DatumGetUInt64(scan->datum(parked_column::kTxid, &null));
   event.parked = true;
@@ -201,11 +201,10 @@ namespace {
 // Copied from the log, which still has the event: its shard has not got past it.
 constinit pg::Statement insert_parked{
     "INSERT INTO @.outbox_parked (destination, shard, id, state, attempts, retry_at, reason, settled_at, "
-    "txid, scope,"
-    " idempotency_key, event_key, event_type, ordering_key, payload, headers, created_at)"
-    " SELECT $1, $2, id, $4, $5, $6, $7, $8, txid, scope, idempotency_key, event_key, event_type, "
-    "ordering_key,"
-    " payload, headers, created_at FROM @.outbox_log WHERE id = $3"
+    "txid, created_at, scope, idempotency_key, event_key, event_type, ordering_key, payload, headers)"
+    " SELECT $1, $2, id, $4, $5, $6, $7, $8, txid, created_at, scope, idempotency_key,"
+    " coalesce(event_key, idempotency_key || '~' || event_number), event_type, ordering_key, payload, headers"
+    " FROM @.outbox_log WHERE id = $3"
     " ON CONFLICT (destination, shard, id) DO NOTHING",
     {INT4OID, INT4OID, INT8OID, TEXTOID, INT4OID, TIMESTAMPTZOID, TEXTOID, TIMESTAMPTZOID}};
 

@@ -7,6 +7,7 @@
 // fetch will run.
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <string_view>
 
 #include "core/batch_handle.hpp"
@@ -472,8 +473,8 @@ int compare_ids(const pg_uuid_t &a, const pg_uuid_t &b) {
   return memcmp(&a, &b, sizeof a);
 }
 
-// The events of a batch as it was handed out, found by their ids. Of those that were settled since, the ids
-// need not be known any more.
+// The events of a batch as it was handed out, found by their ids: more than one where a key was used again.
+// Of those that were settled since, the ids need not be known any more.
 class Members {
  public:
   Members(const BatchHandle &handle, const HandedOut &out) : batch_(out.batch) {
@@ -494,32 +495,40 @@ class Members {
     unknown_left_ = log_part_is_recorded ? PG_INT32_MAX : handle.parked_count - waiting;
   }
 
-  // The index of that event in the batch; kSettled: there is nothing to record of it.
-  int32 find(const pg_uuid_t &id) {
+  static constexpr int32 kSettled = -1;
+  struct Entry {
+    pg_uuid_t id;
+    int32 index;  // in the batch; kSettled: there is nothing to record of it
+  };
+
+  std::span<const Entry> find(const pg_uuid_t &id) {
     const Entry *const end = entries_ + count_;
-    const Entry *entry = std::lower_bound(
+    const Entry *first = std::lower_bound(
         static_cast<const Entry *>(entries_), end, id,
         [](const Entry &e, const pg_uuid_t &wanted) { return compare_ids(e.id, wanted) < 0; });
-    if (entry != end && compare_ids(entry->id, id) == 0) return entry->index;
-    if (unknown_left_-- > 0) return kSettled;
+    const Entry *last = first;
+    while (last != end && compare_ids(last->id, id) == 0) ++last;
+    if (first != last) return {first, last};
+    if (unknown_left_-- > 0) return {};
     pg::raise(kEventNotInBatch, "Name events by the event_id that outbox_fetch returned with this batch.",
               "event %s is not in the batch",
               DatumGetCString(DirectFunctionCall1(uuid_out, UUIDPGetDatum(&id))));
   }
 
-  static constexpr int32 kSettled = -1;
-
  private:
-  struct Entry {
-    pg_uuid_t id;
-    int32 index;
-  };
-
   const Batch &batch_;
   Entry *entries_;
   int32 count_ = 0;
   int32 unknown_left_;
 };
+
+// Whether several events of a batch have that id, as far as it is known of those that were parked since. Then
+// it may be named again: whoever does so means another one.
+bool comes_twice(const HandedOut &out, const pg_uuid_t &id) {
+  const Range &range = out.range;
+  return std::count_if(range.parked, range.parked + range.parked_count,
+                       [&](const Event &event) { return compare_ids(event.event_id, id) == 0; }) > 1;
+}
 
 pg_uuid_t event_id_of(const JsonbValue &name) {
   const auto id = parse_uuid({name.val.string.val, static_cast<size_t>(name.val.string.len)});
@@ -546,11 +555,13 @@ Outcome *outcomes_of(Jsonb *outcomes, const BatchHandle &handle, const HandedOut
     if (token == WJB_KEY) id = event_id_of(value);
     if (token != WJB_VALUE) continue;
     const Outcome outcome = outcome_of(value);
-    const int32 index = members.find(id);
-    if (index == Members::kSettled) continue;
-    if (named[index]) pg::raise(kInvalidParameter, "Name each event once.", "an event has two outcomes");
-    named[index] = true;
-    result[index] = outcome;
+    for (const Members::Entry &event : members.find(id)) {
+      if (event.index == Members::kSettled) continue;
+      if (named[event.index])
+        pg::raise(kInvalidParameter, "Name each event once.", "an event has two outcomes");
+      named[event.index] = true;
+      result[event.index] = outcome;
+    }
   }
   return result;
 }
@@ -635,31 +646,36 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_nack) {
     HandedOut out;
     find_handed_out(handle, &out);
     const Destination &d = *out.destination;
-    const Event *const end = out.batch.events + out.batch.event_count;
-    const Event *event = std::find_if(static_cast<const Event *>(out.batch.events), end, [&](const Event &e) {
-      return memcmp(&e.event_id, event_id, sizeof *event_id) == 0;
-    });
-    if (event == end)
-      pg::raise(kEventNotInBatch, "It may have been acknowledged or given back before.",
-                "the event is not in the batch");
-    // The client knows better than the back-off.
-    const FailedAttempt attempt{dead, retry_after >= 0 ? retry_after : backoff_of(d, *event), reason};
-    if (event->parked)
-      fail_again(d, handle.shard, *event, attempt);
-    else
-      park_failed(d, handle.shard, *event, attempt);
-    // What comes behind it in its key waits and comes again, though the client has it in hand: also when the
-    // event is dead now and holds back nothing, since the client need not know the policy of the destination.
-    int32 count = 1;
-    for (const Event *later = event + 1; event->ordering_key && later != end; ++later) {
-      if (!later->ordering_key || strcmp(later->ordering_key, event->ordering_key) != 0) continue;
-      if (later->parked)
-        give_back(d.destination, handle.shard, later->id);
-      else
-        park_blocked(d.destination, handle.shard, *later);
+    // All that have the id: where a key was used again it does not tell which of them failed.
+    KeySet keys(out.batch.event_count);
+    int32 count = 0;
+    for (int32 i = 0; i < out.batch.event_count; ++i) {
+      const Event &event = out.batch.events[i];
+      // What comes behind it in its key waits and comes again, though the client has it in hand: also when
+      // the event is dead now and holds back nothing, since the client need not know the policy of the
+      // destination.
+      if (keys.has(event.ordering_key)) {
+        if (event.parked)
+          give_back(d.destination, handle.shard, event.id);
+        else
+          park_blocked(d.destination, handle.shard, event);
+      } else if (compare_ids(event.event_id, *event_id) == 0) {
+        // The client knows better than the back-off.
+        const FailedAttempt attempt{dead, retry_after >= 0 ? retry_after : backoff_of(d, event), reason};
+        if (event.parked)
+          fail_again(d, handle.shard, event, attempt);
+        else
+          park_failed(d, handle.shard, event, attempt);
+        keys.add(event.ordering_key);
+      } else {
+        continue;
+      }
       ++count;
     }
-    restore_head(d, handle.shard, event->ordering_key);
+    if (count == 0 && !comes_twice(out, *event_id))
+      pg::raise(kEventNotInBatch, "It may have been acknowledged or given back before.",
+                "the event is not in the batch");
+    for (int32 i = 0; i < keys.count(); ++i) restore_head(d, handle.shard, keys.at(i));
     return count;
   });
   PG_RETURN_INT64(parked);

@@ -67,7 +67,7 @@ Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int6
       break;
     }
     if (!belongs(d, shard, scan.id(), scan.slot())) continue;
-    Event event = read_event(scan.slot(), log_column::kScope, log, limits.bodies);
+    Event event = read_event(scan.slot(), kLogColumns, log, limits.bodies);
     event.id = scan.id();
     bool null;
     event.txid = DatumGetUInt64(slot_getattr(scan.slot(), log_column::kTxid, &null));

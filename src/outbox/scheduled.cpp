@@ -55,10 +55,11 @@ LogEntry entry_of(const pg::Row &row) {
   const auto pointer = [&](int column) {
     return row.is_null(column) ? nullptr : DatumGetPointer(row.datum(column));
   };
-  return {reinterpret_cast<const text *>(pointer(3)),  reinterpret_cast<const text *>(pointer(4)),
-          reinterpret_cast<const text *>(pointer(5)),  reinterpret_cast<const text *>(pointer(6)),
-          reinterpret_cast<const text *>(pointer(7)),  reinterpret_cast<const Jsonb *>(pointer(8)),
-          reinterpret_cast<const Jsonb *>(pointer(9)), DatumGetTimestampTz(row.datum(10))};
+  return {DatumGetTimestampTz(row.datum(10)),         0,
+          reinterpret_cast<const text *>(pointer(3)), reinterpret_cast<const text *>(pointer(4)),
+          reinterpret_cast<const text *>(pointer(5)), reinterpret_cast<const text *>(pointer(6)),
+          reinterpret_cast<const text *>(pointer(7)), reinterpret_cast<const Jsonb *>(pointer(8)),
+          reinterpret_cast<const Jsonb *>(pointer(9))};
 }
 
 struct MovedBatch {

@@ -14,10 +14,11 @@ namespace {
 // entered as the executor would, with everything looked up each time.
 struct IndexShape {
   Oid oid;
-  bool plain;  // a btree over columns
+  bool plain;  // a btree over columns, of all rows or of those where a column is not null
   bool unique;
   int key_count;
   AttrNumber columns[4];
+  AttrNumber not_null;  // it holds the rows where this column is not null; 0: all
 };
 
 struct TableShape {
@@ -31,6 +32,15 @@ constexpr int kShapes = 16;  // tables that are inserted into at the same time; 
 constinit TableShape shapes[kShapes]{};
 constinit int next_shape = 0;
 
+// The column of a predicate `column IS NOT NULL`; 0 when it says something else.
+AttrNumber not_null_column(List *predicate) {
+  if (list_length(predicate) != 1 || !IsA(linitial(predicate), NullTest)) return 0;
+  const auto *test = linitial_node(NullTest, predicate);
+  if (test->nulltesttype != IS_NOT_NULL || test->argisrow || !IsA(test->arg, Var)) return 0;
+  const AttrNumber column = reinterpret_cast<const Var *>(test->arg)->varattno;
+  return std::max<AttrNumber>(column, 0);
+}
+
 IndexShape shape_of_index(Oid oid) {
   Relation index = index_open(oid, RowExclusiveLock);
   IndexShape shape{};
@@ -38,9 +48,11 @@ IndexShape shape_of_index(Oid oid) {
   const Form_pg_index form = index->rd_index;
   shape.unique = form->indisunique;
   shape.key_count = form->indnatts;
+  List *predicate = RelationGetIndexPredicate(index);
+  shape.not_null = not_null_column(predicate);
   shape.plain = index->rd_rel->relam == BTREE_AM_OID && form->indisready &&
                 form->indnatts <= static_cast<int>(lengthof(shape.columns)) &&
-                RelationGetIndexExpressions(index) == NIL && RelationGetIndexPredicate(index) == NIL;
+                RelationGetIndexExpressions(index) == NIL && (predicate == NIL || shape.not_null > 0);
   for (int i = 0; shape.plain && i < shape.key_count; ++i) shape.columns[i] = form->indkey.values[i];
   index_close(index, NoLock);
   return shape;
@@ -123,6 +135,7 @@ bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
   bool conflict = false;
   for (int i = 0; i < shape.index_count; ++i) {
     const IndexShape &index = shape.indexes[i];
+    if (index.plain && index.not_null > 0 && slot->tts_isnull[index.not_null - 1]) continue;
     const IndexUniqueCheck check = !index.unique               ? UNIQUE_CHECK_NO
                                    : index.oid == unique_index ? UNIQUE_CHECK_PARTIAL
                                                                : UNIQUE_CHECK_YES;

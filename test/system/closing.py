@@ -37,7 +37,8 @@ def balance(db, destination, delivered, committed=None, rolled_back=(), pending=
     # What the destination has recorded as delivered, and what it has not; what it does not want is neither.
     key_of, recorded, open_ = {}, set(), set()
     for event_id, key, fate in db.sql("""
-            SELECT e.event_id::text, e.event_key, CASE WHEN isfinite(r.at) THEN 'recorded' WHEN r.at IS NOT NULL THEN 'open' END
+            SELECT e.event_id::text, coalesce(e.event_key, e.idempotency_key || '~' || e.event_number),
+                   CASE WHEN isfinite(r.at) THEN 'recorded' WHEN r.at IS NOT NULL THEN 'open' END
               FROM retrysafe.outbox_destinations d
              CROSS JOIN retrysafe.outbox_events e
              CROSS JOIN LATERAL retrysafe.outbox_recorded_at(d.destination, d.shards, d.event_types, e.id, e.txid,

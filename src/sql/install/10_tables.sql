@@ -43,29 +43,33 @@ CREATE INDEX inbox_messages_seen_at ON @extschema@.inbox_messages (seen_at);
 -- CACHE 1: the reader relies on positions that are drawn in order.
 CREATE SEQUENCE @extschema@.outbox_log_id_seq AS bigint CACHE 1;
 CREATE TABLE @extschema@.outbox_log (
-  id              bigint NOT NULL,
+  id              bigint NOT NULL,       -- the columns of fixed width first: no padding
   txid            xid8 NOT NULL,
+  created_at      timestamptz NOT NULL,
+  event_number    integer,               -- within the request; its event key is the text IDEMPOTENCY_KEY~NUMBER
   scope           text COLLATE "C" NOT NULL,
   idempotency_key text COLLATE "C",
-  event_key       text COLLATE "C" NOT NULL,
+  event_key       text COLLATE "C",      -- null: the event has a number
   event_type      text COLLATE "C" NOT NULL,
   ordering_key    text COLLATE "C",
   payload         jsonb,
   headers         jsonb,
-  created_at      timestamptz NOT NULL
+  CONSTRAINT outbox_log_key_or_number CHECK (
+    CASE WHEN event_number IS NULL THEN event_key IS NOT NULL
+         ELSE event_key IS NULL AND idempotency_key IS NOT NULL END)
 );
 
 -- Events that are not due yet. A claim moves due ones into the log, where they get their position.
 CREATE TABLE @extschema@.outbox_scheduled (
+  deliver_after   timestamptz NOT NULL,
+  created_at      timestamptz NOT NULL,
   scope           text COLLATE "C" NOT NULL,
   idempotency_key text COLLATE "C",
   event_key       text COLLATE "C" NOT NULL,
   event_type      text COLLATE "C" NOT NULL,
   ordering_key    text COLLATE "C",
   payload         jsonb,
-  headers         jsonb,
-  created_at      timestamptz NOT NULL,
-  deliver_after   timestamptz NOT NULL
+  headers         jsonb
 );
 CREATE UNIQUE INDEX outbox_scheduled_event_key ON @extschema@.outbox_scheduled (event_key, scope);
 CREATE INDEX outbox_scheduled_deliver_after ON @extschema@.outbox_scheduled (deliver_after, created_at);
@@ -180,7 +184,8 @@ BEGIN
         'WITH (autovacuum_vacuum_insert_threshold = -1)',
         parent || '_' || piece, parent || '_pkey_' || piece, pkey, parent);
       IF parent = 'outbox_log' THEN
-        EXECUTE pg_catalog.format('CREATE UNIQUE INDEX %I ON @extschema@.%I (event_key, scope)',
+        -- Numbered events need no entry: one transaction commits the work of an idempotency key.
+        EXECUTE pg_catalog.format('CREATE UNIQUE INDEX %I ON @extschema@.%I (event_key, scope) WHERE event_key IS NOT NULL',
                        'outbox_log_event_key_' || piece, parent || '_' || piece);
         EXECUTE pg_catalog.format('CREATE INDEX %I ON @extschema@.%I (txid, id)',
                        'outbox_log_txid_' || piece, parent || '_' || piece);
@@ -221,6 +226,7 @@ CREATE TABLE @extschema@.outbox_parked (
   parked_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
   settled_at      timestamptz,           -- when it became dead, delivered or discarded
   txid            xid8 NOT NULL,
+  created_at      timestamptz NOT NULL,
   scope           text COLLATE "C" NOT NULL,
   idempotency_key text COLLATE "C",
   event_key       text COLLATE "C" NOT NULL,
@@ -228,7 +234,6 @@ CREATE TABLE @extschema@.outbox_parked (
   ordering_key    text COLLATE "C",
   payload         jsonb,
   headers         jsonb,
-  created_at      timestamptz NOT NULL,
   CONSTRAINT outbox_parked_pkey PRIMARY KEY (destination, shard, id)
 );
 CREATE INDEX outbox_parked_due ON @extschema@.outbox_parked (destination, shard, retry_at) WHERE state = 'retry';

@@ -10,8 +10,8 @@ IS 'when a destination recorded an event; infinity while it has not, null when i
 
 CREATE VIEW @extschema@.outbox_events AS
   SELECT l.id,
-         @extschema@.outbox_event_id(l.event_key, l.scope) AS event_id,
-         l.scope, l.idempotency_key, l.event_key, l.event_type, l.ordering_key, l.payload, l.headers, l.created_at,
+         @extschema@.outbox_event_id(coalesce(l.event_key, l.idempotency_key || '~' || l.event_number), l.scope) AS event_id,
+         l.scope, l.idempotency_key, l.event_key, l.event_number, l.event_type, l.ordering_key, l.payload, l.headers, l.created_at,
          l.txid,
          (SELECT nullif(pg_catalog.max(@extschema@.outbox_recorded_at(d.destination, d.shards, d.event_types, l.id, l.txid,
                                                            l.event_type, l.ordering_key)), 'infinity')
@@ -19,6 +19,8 @@ CREATE VIEW @extschema@.outbox_events AS
     FROM @extschema@.outbox_log l;
 COMMENT ON VIEW @extschema@.outbox_events
 IS 'the log of events; sent_at is when the last destination that wants an event recorded it';
+COMMENT ON COLUMN @extschema@.outbox_events.event_number
+IS 'of an event that was emitted without an event key; it is published with the event key IDEMPOTENCY_KEY~NUMBER';
 
 CREATE VIEW @extschema@.outbox_scheduled_events AS
   SELECT @extschema@.outbox_event_id(s.event_key, s.scope) AS event_id,
