@@ -1,13 +1,14 @@
 """What is compared: ours and the references. Each has a folder in bench/sql: schema.sql (its tables and functions) and
-request.sql (the statement that a client sends for one request). Each lives in a database of its own, in a schema of its
+request.sql (the statement that a client sends for one request), and perhaps replay.sql (what it sends when the request
+may be one that was answered). Each lives in a database of its own, in a schema of its
 name.
 
-One request is one order and two events with event key, type, ordering key and a payload of 200 bytes. Keys are random,
+One request is one order and two events with event key (or number), type, ordering key and a payload of 200 bytes. Keys are random,
 so that they fall everywhere into an index, or of a known range where the same request is to come again. What belongs to a
 request depends on its key alone: the same key is the same request.
 """
 import pathlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SQL = pathlib.Path(__file__).resolve().parents[1] / "sql"
 PAYLOAD_BYTES = 200
@@ -31,6 +32,7 @@ class Subject:
     name: str
     label: str
     extension: str = ""         # that it is made of
+    replay: str = "request"     # the script that asks for a stored answer
 
     @property
     def database(self):
@@ -53,9 +55,9 @@ class Subject:
             parts.append(schema.read_text())
         cluster.sql("\n".join(parts), database=database)
 
-    def request(self, choose_key):
+    def request(self, choose_key, script="request"):
         """A script of pgbench; `choose_key` sets its variable `key`."""
-        text = (SQL / self.name / "request.sql").read_text()
+        text = (SQL / self.name / f"{script}.sql").read_text()
         for name, value in (("key", _KEY), ("customer", _CUSTOMER), ("digest", _DIGEST), ("request", _REQUEST),
                             ("items", f"'{_ITEMS}'")):
             text = text.replace(f"@{name}@", value)
@@ -67,8 +69,11 @@ HANDWRITTEN = Subject("handwritten", "(b) hand-written SQL")
 HANDWRITTEN_PLUS = Subject("handwritten_plus", "(b+) hand-written SQL, same columns and look-ups")
 PGQ = Subject("pgq_orders", "(c) PgQ", extension="pgq")
 RUN = Subject("retrysafe_run", "retrysafe, idem_run", extension="retrysafe")
-CALLS = Subject("retrysafe_calls", "retrysafe, three calls", extension="retrysafe")
-OURS = (RUN, CALLS)
+CALLS = Subject("retrysafe_calls", "retrysafe, three calls, event keys", extension="retrysafe")
+NUMBERED = Subject("retrysafe_numbered", "retrysafe, three calls, numbered events", extension="retrysafe")
+OURS = (RUN, CALLS, NUMBERED)
+# As a client does that looks for an answer before it sends the request to the function: the same tables.
+ASKED_FIRST = replace(NUMBERED, label="retrysafe, idem_begin by the client", replay="replay")
 BY_HAND = (HANDWRITTEN, HANDWRITTEN_PLUS)
 
 

@@ -1,0 +1,1 @@
+SELECT outcome, response FROM retrysafe.idem_begin(@key@, @digest@);

@@ -1,0 +1,1 @@
+SELECT retrysafe_numbered.place_order(@key@, @digest@, @request@);
