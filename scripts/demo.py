@@ -103,8 +103,8 @@ def place_order(connection, key, request, *event_types, work_ms=0):
                         (request["customer"], request["amount"], work_ms / 1000))
             body = {"order_id": sql.fetchone()[0]}
             for event_type in event_types:
-                sql.execute("SELECT outbox_emit(%s, %s, %s, %s, ordering_key => %s)",
-                            (key, f"{key}:{event_type}", event_type, json.dumps(body), f"order-{body['order_id']}"))
+                sql.execute("SELECT outbox_emit(%s, NULL, %s, %s, ordering_key => %s)",
+                            (key, event_type, json.dumps(body), f"order-{body['order_id']}"))
             sql.execute("SELECT idem_complete(%s, %s)", (key, json.dumps(body)))
         committing = time.monotonic()
         connection.commit()

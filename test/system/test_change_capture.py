@@ -7,8 +7,8 @@ import pytest
 from conftest import Database, cluster, eventually, run
 from rings import bytes_of, fetch_all, ring, turn_until
 
-COLUMNS = """id bigint, txid xid8, scope text, idempotency_key text, event_key text, event_type text, ordering_key text,
-             payload jsonb, headers jsonb, created_at timestamptz, arrival bigint DEFAULT nextval('arrivals')"""
+COLUMNS = """id bigint, txid xid8, created_at timestamptz, event_number integer, scope text, idempotency_key text, event_key text,
+             event_type text, ordering_key text, payload jsonb, headers jsonb, arrival bigint DEFAULT nextval('arrivals')"""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def server(logical):
 
 def arrived(far):
     return [key for (key,) in far.sql("""
-        SELECT event_key FROM (SELECT * FROM retrysafe.outbox_log_1 UNION ALL SELECT * FROM retrysafe.outbox_log_2
+        SELECT coalesce(event_key, idempotency_key || '~' || event_number) FROM (SELECT * FROM retrysafe.outbox_log_1 UNION ALL SELECT * FROM retrysafe.outbox_log_2
                                UNION ALL SELECT * FROM retrysafe.outbox_log_3) AS log ORDER BY arrival""")]
 
 
@@ -55,9 +55,11 @@ def test_a_subscriber_gets_what_was_committed_in_the_order_of_commits(db, far):
     third.commit()
     second.rollback()
     first.commit()
+    run(second, "SELECT idem_begin('k', 'digest'), outbox_emit('k', NULL, 't', '{}'), outbox_emit('k', NULL, 't', '{}'), idem_complete('k')")
+    second.commit()
     db.sql("SELECT outbox_emit(NULL, 'last', 't', '{}')")
     eventually(lambda: "last" in arrived(far))
-    assert arrived(far) == ["early", "early too", "late", "last"]
+    assert arrived(far) == ["early", "early too", "late", "k~1", "k~2", "last"]
 
 
 def test_what_is_removed_here_stays_there(db, far):
