@@ -12,6 +12,7 @@
 #include "outbox/snapshot.hpp"
 #include "outbox/status.hpp"
 #include "pg/boundary.hpp"
+#include "pg/secret_arguments.hpp"
 #include "pg/statement.hpp"
 
 #include "pg/server.hpp"
@@ -355,7 +356,7 @@ void raise_unknown_destination(const char *name) {
 using namespace retrysafe;
 using namespace retrysafe::outbox;
 
-RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_create_destination) {
+static int32 create_destination(FunctionCallInfo fcinfo) {
   Definition d{};
   d.name = text_argument(fcinfo, 0, "name");
   d.kind = text_argument(fcinfo, 1, "kind");
@@ -387,7 +388,13 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_create_destination) {
   pg::spi([&] { insert_shards.run({pg::value(d.destination), pg::value(d.shards), pg::value(int64{0})}); });
   store_start(d.destination, start_of(start));
   announce_at_commit();
-  PG_RETURN_INT32(d.destination);
+  return d.destination;
+}
+
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_create_destination) {
+  int32 number;
+  pg::with_secret_arguments([&] { number = create_destination(fcinfo); });
+  PG_RETURN_INT32(number);
 }
 
 // The new shards start where the old ones are: behind everything. Nobody claims or records meanwhile, since
@@ -425,7 +432,7 @@ static void change_shards(const Definition &d, int32 old_shards, ArrayType *old_
   store_continuation(d.destination, start, now, delivered, parked);
 }
 
-RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
+static void alter_destination(FunctionCallInfo fcinfo) {
   const char *name = text_argument(fcinfo, 0, "name");
   Definition d{};
   load_locked(name, &d, CurrentMemoryContext);
@@ -457,6 +464,10 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
       restore_heads_behind_dead(*load_destination(d.destination));
     });
   announce_at_commit();
+}
+
+RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
+  pg::with_secret_arguments([&] { alter_destination(fcinfo); });
   PG_RETURN_VOID();
 }
 

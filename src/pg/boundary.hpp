@@ -35,6 +35,7 @@ inline void note(Failure &failure, int state, const char *text) noexcept {
 template <class Body>
 Datum boundary(Body &&body) {
   sigjmp_buf *const entry_stack = PG_exception_stack;
+  ErrorContextCallback *const entry_context = error_context_stack;
   detail::Failure failure{};
   try {
     return body();
@@ -48,6 +49,7 @@ Datum boundary(Body &&body) {
   } catch (...) {
     detail::note(failure, ERRCODE_INTERNAL_ERROR, "unknown C++ exception");
   }
+  error_context_stack = entry_context;  // what was put there stood in frames that are gone
   detail::raise_failure(entry_stack, failure);
 }
 

@@ -50,6 +50,11 @@ void put_launcher(ReturnSetInfo *result, const ControlArea &area) {
   tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
 }
 
+// An error tells of a destination, and may quote its far side: that is for those who see this database.
+bool may_see_error(const WorkerSlot &slot) {
+  return slot.database == MyDatabaseId || has_privs_of_role(GetUserId(), ROLE_PG_READ_ALL_STATS);
+}
+
 void put_worker(ReturnSetInfo *result, const WorkerSlot &slot) {
   Datum values[8]{};
   bool nulls[8]{};
@@ -62,8 +67,9 @@ void put_worker(ReturnSetInfo *result, const WorkerSlot &slot) {
   values[3] = CStringGetTextDatum(state_of(slot));
   values[4] = time_or_null(slot.since, &nulls[4]);
   values[5] = Int32GetDatum(slot.shards);
-  values[6] = text_or_null(slot.last_error, &nulls[6]);
-  values[7] = time_or_null(slot.error_at, &nulls[7]);
+  const bool shown = may_see_error(slot);
+  values[6] = text_or_null(shown ? slot.last_error : nullptr, &nulls[6]);
+  values[7] = time_or_null(shown ? slot.error_at : 0, &nulls[7]);
   tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
 }
 

@@ -12,7 +12,7 @@ from conftest import TOP, Database, make_database, run
 
 # Members of the extension that are not for users: views and other functions call them.
 INTERNAL = {"outbox_recorded_at", "outbox_passed_position", "outbox_redacted_options", "outbox_options_of_kind", "outbox_built_in_kinds",
-            "outbox_list_workers",
+            "outbox_list_workers", "outbox_only_the_owner_writes", "retrysafe_apply_grant", "retrysafe_apply_revoke",
             "retrysafe_objects_of", "retrysafe_check_access", "retrysafe_holds"}
 # Settings of test builds only.
 TEST_SETTINGS = {"retrysafe.fault_points"}

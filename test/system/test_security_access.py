@@ -29,7 +29,7 @@ ALLOWED = {
     "outbox_record": "consume relay admin",
     "outbox_wait": "consume relay admin",
     "outbox_relay_destination": "consume relay admin",
-    "outbox_relay_options": "relay admin",
+    "outbox_relay_options": "relay",
     # operators
     "idem_forget": "admin",
     "idem_cleanup": "admin",
@@ -48,6 +48,9 @@ ALLOWED = {
     "retrysafe_grant": "admin",
     "retrysafe_revoke": "admin",
     # what these are made of
+    "retrysafe_apply_grant": "",
+    "retrysafe_apply_revoke": "",
+    "outbox_only_the_owner_writes": "",
     "retrysafe_objects_of": "admin",
     "retrysafe_check_access": "admin",
     "retrysafe_holds": "admin",
@@ -111,6 +114,8 @@ RELATIONS = f"""
   SELECT c.oid, c.relname, c.relkind FROM ({MEMBERS}) m JOIN pg_class c ON m.classid = 'pg_class'::regclass AND c.oid = m.objid
    ORDER BY 2"""
 
+TRIGGERS = {"outbox_only_the_owner_writes"}  # cannot be called at all
+
 SOMETHING = {"text": "'x'", "jsonb": "'{}'", "integer": "1", "timestamp with time zone": "'now'"}
 
 PRIVILEGES = {"v": ("SELECT",), "S": ("SELECT", "USAGE", "UPDATE"),
@@ -169,6 +174,8 @@ def test_every_role_tries_everything(db, roles):
             # A strict function of a null is not called, so its right is not asked for.
             arguments = ", ".join(f"{SOMETHING[type_name] if strict else 'NULL'}::{type_name}" for type_name in types)
             verb = "CALL" if kind == "p" else "SELECT * FROM"
+            if name in TRIGGERS:
+                continue
             refused = refusal(session, f"{verb} retrysafe.{name}({arguments})")
             assert bool(refused) == (access not in ALLOWED[name].split()), (access, signature, refused)
         for _, name, kind in db.sql(RELATIONS):

@@ -119,6 +119,28 @@ CREATE TABLE @extschema@.outbox_destinations (
   CONSTRAINT outbox_destinations_name UNIQUE (name)
 );
 
+-- What is in these two decides which code workers run, as which role, and where secrets go. Being allowed to write to all
+-- tables, as members of pg_write_all_data are, must not lead there.
+CREATE FUNCTION @extschema@.outbox_only_the_owner_writes() RETURNS trigger
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+  IF NOT pg_catalog.pg_has_role(current_user, (SELECT relowner FROM pg_catalog.pg_class WHERE oid = TG_RELID), 'USAGE') THEN
+    RAISE EXCEPTION 'permission denied for table %', TG_TABLE_NAME
+      USING ERRCODE = 'insufficient_privilege', HINT = 'Use the functions of retrysafe for destinations and kinds.';
+  END IF;
+  RETURN NULL;
+END
+$$;
+COMMENT ON FUNCTION @extschema@.outbox_only_the_owner_writes()
+IS 'keeps everybody but the owner of the extension from writing to a table, whatever rights they have';
+CREATE TRIGGER only_the_owner_writes BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.outbox_destinations
+  FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.outbox_only_the_owner_writes();
+CREATE TRIGGER only_the_owner_writes BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.outbox_kinds
+  FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.outbox_only_the_owner_writes();
+ALTER TABLE @extschema@.outbox_destinations ENABLE ALWAYS TRIGGER only_the_owner_writes;
+ALTER TABLE @extschema@.outbox_kinds ENABLE ALWAYS TRIGGER only_the_owner_writes;
+
 -- Who works a shard. A new row version per claim and per back-off, not per batch.
 CREATE TABLE @extschema@.outbox_shards (
   destination integer NOT NULL,

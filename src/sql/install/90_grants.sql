@@ -34,7 +34,10 @@ AS $$
                          'outbox_wait', 'outbox_relay_destination', 'outbox_options_of_kind')
               OR (access = 'relay' AND f.name = 'outbox_relay_options')
          WHEN access = 'monitor' THEN f.oid IN (SELECT oid FROM called_by_views)
-         WHEN access = 'admin' THEN true
+         -- Not what tells secrets, nor what only the owner and triggers call.
+         WHEN access = 'admin'
+         THEN f.name NOT IN ('outbox_relay_options', 'retrysafe_apply_grant', 'retrysafe_apply_revoke',
+                             'outbox_only_the_owner_writes')
          END
   UNION ALL
   SELECT 'TABLE', v.oid, v.identity FROM views v WHERE access IN ('monitor', 'admin')
@@ -42,9 +45,21 @@ $$;
 COMMENT ON FUNCTION @extschema@.retrysafe_objects_of(text)
 IS 'the functions and views that an access of retrysafe_grant consists of';
 
--- SECURITY DEFINER: the holder of admin access hands access on without owning the extension.
+-- Run as the owner of the extension: the holder of admin access hands access on without owning it.
 CREATE FUNCTION @extschema@.retrysafe_grant(role regrole, access text)
-RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'retrysafe_grant';
+COMMENT ON FUNCTION @extschema@.retrysafe_grant(regrole, text)
+IS 'gives a role the access write, consume, relay, monitor or admin';
+
+CREATE FUNCTION @extschema@.retrysafe_revoke(role regrole, access text)
+RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'retrysafe_revoke';
+COMMENT ON FUNCTION @extschema@.retrysafe_revoke(regrole, text)
+IS 'takes an access from a role; what its other accesses include stays';
+
+CREATE FUNCTION @extschema@.retrysafe_apply_grant(role regrole, access text)
+RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
   schema regnamespace := (SELECT extnamespace FROM pg_extension WHERE extname = 'retrysafe');  -- it may be renamed
@@ -58,11 +73,11 @@ BEGIN
   END LOOP;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.retrysafe_grant(regrole, text)
-IS 'gives a role the access write, consume, relay, monitor or admin';
+COMMENT ON FUNCTION @extschema@.retrysafe_apply_grant(regrole, text)
+IS 'what retrysafe_grant does, with the rights of who calls it';
 
-CREATE FUNCTION @extschema@.retrysafe_revoke(role regrole, access text)
-RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+CREATE FUNCTION @extschema@.retrysafe_apply_revoke(role regrole, access text)
+RETURNS void LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
   schema regnamespace := (SELECT extnamespace FROM pg_extension WHERE extname = 'retrysafe');
@@ -70,8 +85,8 @@ DECLARE
   kept text[];
 BEGIN
   EXECUTE pg_catalog.format('SELECT %s.retrysafe_check_access($1, $2)', schema) USING role, access;
-  -- Some functions belong to two accesses: what another access that the role holds includes stays. Admin includes
-  -- all others, so revoking it takes everything.
+  -- Some functions belong to two accesses: what another access that the role holds includes stays. Revoking admin takes
+  -- everything.
   EXECUTE pg_catalog.format(
     $q$SELECT pg_catalog.array_agg(other)
          FROM pg_catalog.unnest(ARRAY['write', 'consume', 'relay', 'monitor', 'admin']) AS other
@@ -79,7 +94,8 @@ BEGIN
     INTO kept USING role, access;
   FOR o IN EXECUTE pg_catalog.format(
     $q$SELECT DISTINCT mine.kind, mine.identity
-         FROM %1$s.retrysafe_objects_of($1) AS mine
+         FROM pg_catalog.unnest(CASE $1 WHEN 'admin' THEN ARRAY['admin', 'relay'] ELSE ARRAY[$1] END) AS taken,
+              %1$s.retrysafe_objects_of(taken) AS mine
         WHERE NOT EXISTS (SELECT FROM pg_catalog.unnest($2) AS other, %1$s.retrysafe_objects_of(other) AS theirs
                            WHERE theirs.kind = mine.kind AND theirs.object = mine.object)$q$, schema)
     USING access, kept
@@ -91,8 +107,8 @@ BEGIN
   END IF;
 END
 $$;
-COMMENT ON FUNCTION @extschema@.retrysafe_revoke(regrole, text)
-IS 'takes an access from a role; what its other accesses include stays';
+COMMENT ON FUNCTION @extschema@.retrysafe_apply_revoke(regrole, text)
+IS 'what retrysafe_revoke does, with the rights of who calls it';
 
 CREATE FUNCTION @extschema@.retrysafe_check_access(role regrole, access text)
 RETURNS void LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp
