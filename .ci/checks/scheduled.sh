@@ -26,6 +26,11 @@ for file in "${files[@]}"; do
       grep -qE '^ *def test_|^from brokers.contract import' "$file" || complain "$file has no test"
       ;;
     test/system/*.py | test/sinks/*.py) ! grep -qE '^ *def test_' "$file" || complain "$file has tests, but pytest reads test_*.py only" ;;
+    test/torture/README.md) ;;
+    test/torture/*.py) # reached from scripts/torture
+      module=$(basename "$file" .py)
+      grep -qE "^(from|import) $module\b|-m $module\b" test/torture/*.py scripts/torture || complain "nothing in test/torture imports $file"
+      ;;
     test/*/conftest.py | test/pytest.ini | test/README.md) ;;
     test/*/*/*) ;; # what the tests of a folder bring along
     test/*) complain "$file: no runner reads it" ;;

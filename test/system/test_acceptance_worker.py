@@ -4,7 +4,6 @@ import itertools
 import json
 import os
 import random
-import subprocess
 import threading
 import time
 from urllib.parse import unquote
@@ -16,6 +15,7 @@ import closing
 from conftest import cluster, eventually, in_spite_of_crashes, kill, make_database, run
 from null_destination import emit, worker_pids
 from receiver import Answer, Receiver
+from strikes import broken, kill_postmaster
 from test_worker import can_connect, fault_of_the_next_worker
 
 
@@ -233,54 +233,13 @@ def kill_worker(server, pid):
     eventually(lambda: broken(witness))
 
 
-def broken(connection):
-    try:
-        run(connection, "SELECT")
-        return False
-    except psycopg2.Error:
-        return True
-
-
-def kill_postmaster(server, _):
-    children = children_of(server.pid)
-    kill(server.pid)
-    # The new one may only start when the last process of the old one has noticed.
-    eventually(lambda: not any(alive(pid) for pid in children), timeout=10, message="a process outlived the postmaster")
-    eventually(lambda: starts(server), timeout=10, message=server.log()[-2000:])
+def kill_postmaster_of(server, _):
+    kill_postmaster(server)
 
 
 def stop_immediately(server, _):
     server.pg_ctl("restart", "-m", "immediate")
 
 
-STRIKES = {"terminate": terminate, "cancel": cancel, "kill worker": kill_worker, "kill postmaster": kill_postmaster,
+STRIKES = {"terminate": terminate, "cancel": cancel, "kill worker": kill_worker, "kill postmaster": kill_postmaster_of,
            "stop immediately": stop_immediately}
-
-
-def starts(server):
-    try:
-        server.pg_ctl("start")
-        return True
-    except subprocess.CalledProcessError:
-        return False
-
-
-def children_of(pid):
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            try:
-                with open(f"/proc/{entry}/stat") as stat:
-                    if int(stat.read().rsplit(")", 1)[1].split()[1]) == pid:
-                        found.append(int(entry))
-            except (FileNotFoundError, ProcessLookupError):
-                pass
-    return found
-
-
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

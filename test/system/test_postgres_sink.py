@@ -16,7 +16,7 @@ import outages
 from conftest import TOP, cluster, eventually, in_spite_of_crashes, make_database, run
 from names import cluster_with_names
 from receiver import Receiver
-from test_acceptance_worker import children_of
+from strikes import children_of
 
 sys.path.insert(0, str(TOP / "test/sinks"))
 import sink as interface  # noqa: E402

@@ -1,0 +1,54 @@
+"""Ending servers and their processes in every way, and telling whether they are gone."""
+import os
+import subprocess
+
+import psycopg2
+
+from conftest import eventually, kill, run
+
+
+def broken(connection):
+    try:
+        run(connection, "SELECT")
+        return False
+    except psycopg2.Error:
+        return True
+
+
+def kill_postmaster(server):
+    """SIGKILL, and a new one."""
+    children = children_of(server.pid)
+    kill(server.pid)
+    # The new one may only start when the last process of the old one has noticed, and nobody has its number any more.
+    eventually(lambda: not any(alive(pid) for pid in children), timeout=10, message="a process outlived the postmaster")
+    eventually(lambda: not os.path.exists(f"/proc/{server.pid}"), timeout=30, message="nobody asks how the postmaster ended")
+    eventually(lambda: starts(server), timeout=10, message=server.log()[-2000:])
+
+
+def starts(server):
+    try:
+        server.pg_ctl("start")
+        return True
+    except subprocess.CalledProcessError:
+        return False
+
+
+def children_of(pid):
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as stat:
+                    if int(stat.read().rsplit(")", 1)[1].split()[1]) == pid:
+                        found.append(int(entry))
+            except (FileNotFoundError, ProcessLookupError):
+                pass
+    return found
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

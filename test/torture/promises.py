@@ -1,0 +1,113 @@
+"""Each promise, checked from what writers and receivers wrote down. A finding is a line of text; none is good."""
+import collections
+
+from conftest import run
+from ledger import COMMITTED, ROLLED_BACK, UNKNOWN
+
+
+class Truth:
+    """What was committed. Where a writer does not know, the server's table tells."""
+
+    def __init__(self, db, ledger):
+        self.transactions = ledger.read()
+        self.done = {name for (name,) in db.sql("SELECT name FROM done")}
+        self.counts = collections.Counter(t.end for t in self.transactions.values())
+        self.contradictions = [f"{t.name} was told {t.end} and is{'' if t.name in self.done else ' not'} there"
+                               for t in self.transactions.values()
+                               if t.end != UNKNOWN and (t.end == COMMITTED) != (t.name in self.done)]
+        self.contradictions += [f"{name} is there and nobody tried it" for name in self.done - self.transactions.keys()]
+        self.committed = [self.transactions[name] for name in self.done & self.transactions.keys()]
+        self.events = {}  # committed ones, by key
+        for t in self.committed:
+            for key, *rest in t.events:
+                self.events[key] = rest
+        self.taken_back = {key for t in self.transactions.values() if t.end == ROLLED_BACK for key, *_ in t.events} - self.events.keys()
+
+
+def one_effect(truth, db):
+    """P1. One effect for each key, and every answer is that one."""
+    findings, effect_of = list(truth.contradictions), {}
+    wanted = {(key, request_hash, effect, t.name) for t in truth.committed for key, request_hash, effect in t.effects}
+    there = {(key, request_hash, effect, name) for effect, key, request_hash, name in db.sql("SELECT id, key, hash, name FROM effects")}
+    findings += [f"effect {e} is gone" for e in wanted - there] + [f"effect {e} was taken back, and is there" for e in there - wanted]
+    for key, request_hash, effect, name in sorted(there):
+        if key in effect_of:
+            findings.append(f"{key} has two effects: {effect_of[key]} and {(request_hash, effect, name)}")
+        effect_of[key] = (request_hash, effect, name)
+    answers = 0
+    for t in truth.transactions.values():
+        for key, request_hash, effect in t.replays:
+            answers += 1
+            if effect_of.get(key, ())[:2] != (request_hash, effect):
+                findings.append(f"{t.name} got the answer {effect} for {key} {request_hash}, its effect is {effect_of.get(key)}")
+    saved = {key: (request_hash, effect) for key, request_hash, effect in db.sql(
+        "SELECT key, convert_from(request_hash, 'UTF8'), (response_json ->> 'effect')::bigint FROM idempotency_records")}
+    findings += [f"{key} has the saved answer {saved.get(key)}, its effect is {effect_of.get(key)}"
+                 for key in effect_of.keys() | saved.keys() if saved.get(key) != effect_of.get(key, ())[:2]]
+    return findings, f"{len(effect_of)} keys, {answers} answers seen, {len(saved)} saved"
+
+
+def conflicts(truth, db):
+    """P2. A conflict is one, and the transaction that met it wrote nothing for that request and went on."""
+    findings, count, went_on = [], 0, 0
+    hash_of = dict(db.sql("SELECT key, hash FROM effects"))
+    for t in truth.transactions.values():
+        for key, request_hash in t.conflicts:
+            count += 1
+            went_on += t.name in truth.done
+            # The owner may be this transaction, and may have been taken back since.
+            if hash_of.get(key) == request_hash and t.name in truth.done and [key, request_hash] not in [e[:2] for e in t.effects]:
+                findings.append(f"{t.name}: conflict for {key} {request_hash}, which is the request that has the effect")
+    wrote = [t.name for t in truth.committed for c in t.conflicts if c in [e[:2] for e in t.effects]]
+    return findings + [f"{name}: wrote after a conflict" for name in wrote], f"{count} conflicts, {went_on} transactions committed after one"
+
+
+def delivery(truth, record, wanted=lambda event_type: True):
+    """P3 for one destination."""
+    arrived = collections.Counter()
+    findings = []
+    for a in record.read():
+        arrived[a.key] += 1
+        event = truth.events.get(a.key)
+        if event is None:
+            findings.append(f"{a.key} was not committed, and arrived")
+        elif [a.type, a.ordering_key, a.n, a.digest] != event:
+            findings.append(f"{a.key} arrived as {a[2:]}, and was {event}")
+    expected = {key for key, (event_type, *_) in truth.events.items() if wanted(event_type)}
+    findings += [f"{key} is lost" for key in sorted(expected - arrived.keys())]
+    return findings, f"{len(expected)} events, {len(arrived)} arrived, {sum(arrived.values()) - len(arrived)} copies"
+
+
+def one_id(db, records):
+    """P4. The id of an event key is the same in every copy at every destination, and the one that can be computed."""
+    ids, findings, copies = {}, [], 0
+    for record in records:
+        for a in record.read():
+            copies += 1
+            if ids.setdefault(a.key, a.id) != a.id:
+                findings.append(f"{a.key} has the ids {ids[a.key]} and {a.id}")
+    if len(set(ids.values())) != len(ids):
+        findings.append("two event keys have one id")
+    connection = db.server.connect(db.name)
+    keys = list(ids)
+    for i in range(0, len(keys), 10000):
+        some = keys[i:i + 10000]
+        for key, computed in run(connection, "SELECT k, retrysafe.outbox_event_id(k)::text FROM unnest(%s) k", some):
+            if computed != ids[key]:
+                findings.append(f"{key} arrived as {ids[key]}, its id is {computed}")
+    connection.close()
+    return findings, f"{len(ids)} ids in {copies} copies"
+
+
+def order(record, from_the_first=True):
+    """P5. First copies of an ordering key come in the order of its numbers, without a gap."""
+    last, findings, seen = {}, [], set()
+    for a in record.read():
+        if a.type != "ordered" or a.key in seen:
+            continue
+        seen.add(a.key)
+        previous = last.get(a.ordering_key, 0 if from_the_first else a.n - 1)
+        if a.n != previous + 1:
+            findings.append(f"{a.ordering_key}: {a.n} came after {previous}")
+        last[a.ordering_key] = a.n
+    return findings, f"{sum(last.values())} numbers of {len(last)} keys"

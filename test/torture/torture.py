@@ -1,0 +1,197 @@
+"""Runs the whole: starts everything, lets the killer play its schedule, calms down, waits until every destination has had
+everything, and checks the promises."""
+import argparse
+import contextlib
+import os
+import pathlib
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+import psycopg2
+
+import promises
+import server_log
+from conftest import Server, folder_of_servers, make_database
+from destinations import Destinations
+from killer import Killer
+from ledger import Ledger
+from schedule import DECK, schedule
+from writers import SETUP, Resolver, Writer
+
+SETTINGS = (server_log.PREFIX, "max_prepared_transactions = 50", "max_connections = 80", "deadlock_timeout = 200ms",
+            "autovacuum_naptime = 1s", "restart_after_crash = on", "retrysafe.workers_per_database = 2",
+            "retrysafe.poll_interval = 200ms", "retrysafe.outbox_retention = 2s", "retrysafe.outbox_rotation_age = 2s",
+            "checkpoint_timeout = 30s")
+DRAIN = 300  # seconds in which everything has to arrive when nothing happens any more
+
+
+def arguments():
+    parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__.replace("\n", " "))
+    parser.add_argument("--minutes", type=float, default=10, help="how long (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="of the schedule and of everybody who takes part (default: a random one, printed)")
+    parser.add_argument("--writers", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=5, help="transactions per second of each writer (default: %(default)s)")
+    parser.add_argument("--list", action="store_true", help="print the schedule and end")
+    parser.add_argument("--only", nargs="*", metavar="ACTION", help=f"of: {', '.join(DECK)}")
+    parser.add_argument("--without", nargs="*", default=[], metavar="ACTION")
+    parser.add_argument("--setting", action="append", default=[], help="of the server: 'name = value'")
+    parser.add_argument("--keep", action="store_true", help="keep the folder also when all is well")
+    given = parser.parse_args()
+    unknown = {*(given.only or []), *given.without} - set(DECK)
+    if unknown:
+        parser.error(f"unknown actions: {', '.join(sorted(unknown))}")
+    if given.seed is None:
+        given.seed = int.from_bytes(os.urandom(4))
+    return given
+
+
+class Torture:
+    def __init__(self, given, actions, folder):
+        self.given, self.actions, self.folder = given, actions, folder
+        self.passed = self.failed = 0
+        self._log = open(folder / "log", "w", buffering=1)
+
+    def say(self, line):
+        print(line, flush=True)
+        self.note(line)
+
+    def note(self, line):
+        self._log.write(line + "\n")
+
+    def run(self, at_end):
+        server = Server(self.folder / "cluster", *SETTINGS, *self.given.setting)
+        at_end.callback(server.stop)
+        self.db = make_database(server, "torture")
+        self.db.sql(SETUP)
+        self.ledger = Ledger(self.folder / "ledger")
+        self.destinations = Destinations(self.db, self.folder / "received", self.given.seed)
+        at_end.callback(self.destinations.stop)
+        self.destinations.create()
+        self.writers = [Writer(self.db, self.ledger, self.given.seed, number, self.given.rate) for number in range(self.given.writers)]
+        self.resolver = Resolver(self.db, self.given.seed)
+        self.killer = Killer(self.db, self.destinations, self.actions, self.note)
+        self.destinations.start()
+        self.players = [*self.writers, self.resolver, self.killer]
+        for player in self.players:
+            player.start()
+        at_end.callback(lambda: [player.stop.set() for player in self.players])
+        until = time.monotonic() + self.given.minutes * 60
+        while time.monotonic() < until and not self.killer.unexpected:
+            time.sleep(0.2)
+        self.calm_down()
+        self.drain()
+        self.judge()
+
+    def calm_down(self):
+        self.killer.stop.set()
+        self.killer.join()
+        for player in self.players:
+            player.stop.set()
+        for player in self.players:
+            player.join()
+        self.destinations.calm()
+        deadline = time.monotonic() + 60
+        while self.resolver.resolve("0 seconds"):
+            assert time.monotonic() < deadline, "prepared transactions do not end"
+        # Positions that nobody committed, behind the last event, would look like backlog.
+        last = Writer(self.db, self.ledger, self.given.seed, len(self.writers), 1)
+        connection = self.db.connect()
+        with connection.cursor() as q:
+            last.work = lambda q, t: last.emit(q, t, "last", "plain")
+            last.end = lambda q, t, asked: (self.ledger.asks(t), q.execute("COMMIT"), self.ledger.told(t, "committed"))
+            last.transaction(connection, q)
+
+    def drain(self):
+        began, left = time.monotonic(), None
+        while time.monotonic() < began + DRAIN:
+            with contextlib.suppress(psycopg2.Error):
+                left = self.destinations.unsettled()
+                if not left:
+                    break
+            time.sleep(0.2)
+        self.drained = left
+        self.say(f"drained in {time.monotonic() - began:.0f} s")
+
+    # --- the end ---
+
+    def check(self, name, findings, counts=""):
+        if findings:
+            self.failed += 1
+            self.say(f"  FAIL {name}: {counts}; {len(findings)} findings")
+            for finding in findings[:10]:
+                self.say(f"       {finding}")
+            for finding in findings[10:]:
+                self.note(f"       {finding}")
+        else:
+            self.passed += 1
+            self.say(f"  ok   {name}: {counts}")
+
+    def judge(self):
+        truth = promises.Truth(self.db, self.ledger)
+        counts = sum((w.counts for w in self.writers), start=type(self.writers[0].counts)())
+        self.say(f"writers: {dict(sorted(counts.items(), key=str))}")
+        self.say(f"transactions: {dict(truth.counts)}, {len(truth.committed)} committed, {len(truth.events)} events;"
+                 f" {self.resolver.resolved} prepared ones resolved")
+        self.say(f"actions: {dict(self.killer.counts)}")
+        self.check("everybody met only what they are told to expect",
+                   [u for player in (*self.players, *self.destinations.pullers) for u in player.unexpected],
+                   f"{self.killer.played} of {len(self.actions)} actions were played")
+        self.check("P1 one key, one effect", *promises.one_effect(truth, self.db))
+        self.check("P2 conflicts write nothing", *promises.conflicts(truth, self.db))
+        self.check("P3 every destination has had everything", [str(row) for row in self.drained or []])
+        for name, record in self.destinations.records.items():
+            self.check(f"P3 nothing lost, nothing invented: {name}", *promises.delivery(truth, record))
+        self.check("P4 one id", *promises.one_id(self.db, self.destinations.records.values()))
+        for name, record in self.destinations.records.items():
+            self.check(f"P5 order: {name}", *promises.order(record))
+        codes, unexpected, crashes = server_log.look(self.db.server)
+        self.say(f"server log: {dict(sorted(codes.items()))}")
+        self.check("no unexpected error in the server log", unexpected)
+        self.check("no process died that nobody killed", crashes)
+
+
+def main():
+    given = arguments()
+    actions = schedule(given.seed, given.minutes, given.only, given.without)
+    if given.list:
+        for action in actions:
+            print(action)
+        return 0
+    print(f"seed {given.seed}, {given.minutes:g} minutes, {len(actions)} actions")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-torture-", dir=folder_of_servers()))
+    folder.chmod(0o755)
+    (folder / "schedule").write_text("".join(f"{action}\n" for action in actions))
+    torture = Torture(given, actions, folder)
+    well = False
+    try:
+        with contextlib.ExitStack() as at_end:
+            try:
+                torture.run(at_end)
+                well = torture.failed == 0
+            finally:
+                if not well or given.keep:
+                    keep(folder)
+    except KeyboardInterrupt:
+        well = False
+    except AssertionError as error:
+        torture.check("the run", [f"{error}"])
+    if well and not given.keep:
+        shutil.rmtree(folder)
+    else:
+        print(f"seed {given.seed}; schedule, ledger, records and server log are in {folder}")
+    print(f"{torture.passed} passed, {torture.failed} failed")
+    return 0 if well else 1
+
+
+def keep(folder):
+    """The server's folder goes when it stops."""
+    with contextlib.suppress(OSError):
+        shutil.copy(folder / "cluster/log", folder / "server-log")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
