@@ -143,6 +143,9 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
   const bool any_held = std::any_of(batch->events, batch->events + batch->event_count,
                                     [](const Event &event) { return event.held; });
   if (mine && !renew && !any_held && !batch->opens_window) return Secured::kYes;
+  // What a crash must not take back, whatever the session says of its commits: who has the lease, and which
+  // events are parked and therefore were not handed out. A window that is lost only makes its batch stale.
+  if (!mine || renew || any_held) ForceSyncCommit();
 
   return pg::spi([&] {
     ShardRow row;
@@ -312,9 +315,11 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &
   batch.from = batch.to = cursor.position;
   if (cursor.window_no > handle.window_no || (same_window && cursor.position >= handle.to)) return;
   OpenWindow open;
-  if ((same_window && cursor.position < handle.from) ||
-      !load_open_window(handle.destination, handle.shard, handle.window_no, &open) ||
-      handle.to > open.window.now->ceiling)
+  const bool known = load_open_window(handle.destination, handle.shard, handle.window_no, &open);
+  if (!known && handle.window_no == cursor.window_no + 1)
+    pg::raise(kStaleBatch, "Fetch again: its events come again.",
+              "the batch was lost when the server crashed, since its session does not wait for commits");
+  if (!known || (same_window && cursor.position < handle.from) || handle.to > open.window.now->ceiling)
     pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.",
               "invalid batch");
   open.position = handle.from;
@@ -717,6 +722,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_renew) {
     lock_handed_out(handle, &out);
     const TimestampTz wanted = GetCurrentTimestamp() + lease;
     if (out.row.lease_until - (wanted - lease) > lease / 2) return out.row.lease_until;
+    ForceSyncCommit();
     extend_lease(handle.destination, handle.shard, wanted);
     return wanted;
   });

@@ -15,10 +15,13 @@ constexpr const char *kInsufficientPrivilege = "42501";
 constexpr Milliseconds kStatementTimeout = 30'000;
 constexpr Milliseconds kRest = 1000;
 constexpr Milliseconds kRestMax = 60'000;
+// What is recorded is not sent again, also after a crash. Progress that a failover loses is made again, so
+// nobody waits for a standby.
+constexpr const char *kDurably = " FROM pg_catalog.set_config('synchronous_commit', 'local', true)";
 // Outcomes that could not be recorded are kept for so many tries.
 constexpr int kRecordTries = 8;
 // Commits may come by the thousand; for events of others a lane looks no more often than this.
-constexpr Milliseconds kLookInterval = 5;
+constexpr Milliseconds kLookInterval = 2;
 // A sink whose descriptor stays readable without anything to do would keep the relay awake for ever.
 constexpr int kIdleCallsMax = 1000;
 
@@ -123,6 +126,12 @@ void Lane::connected() {
     log(Level::kInfo, "connected to the database again", {{"destination", destination()}});
   connection_missed_ = false;
   connected_ = true;
+  // Leases go by the session: those of the one before would stand in the way until they end.
+  // Recording does so for that of the batch.
+  std::map<int, std::string>::node_type of_batch;
+  if (batch_) of_batch = handles_.extract(batch_->shard());
+  leave_shards();
+  if (of_batch) handles_.insert(std::move(of_batch));
   if (state_ != State::kWaiting) return;
   if (!batch_) return stopping_ ? finish(End::kDone) : load();
   if (outcomes_.empty() && !dispatcher_->done()) {
@@ -309,7 +318,7 @@ void Lane::configuration_is_wrong(const std::string &what) {
   set_aside(what);
 }
 
-// Others may be able to publish.
+// For others, or for the next session of this lane.
 void Lane::leave_shards() {
   std::map<int, std::string> handles;
   handles.swap(handles_);
@@ -439,8 +448,8 @@ void Lane::keep_lease(Milliseconds now) {
 void Lane::lose_batch(const char *why) {
   ++statistics_->lost;
   log(Level::kWarning, "a batch was lost", {{"destination", destination()}, {"reason", why}});
-  handles_.erase(batch_->shard());
-  close_sink();  // it may still look at the events
+  if (session_.ready()) leave_shards();  // also of the batch: a crash may have taken nothing but its window
+  close_sink();                          // it may still look at the events
   batch_.reset();
   outcomes_.clear();
   away_.reset();
@@ -482,9 +491,10 @@ void Lane::send_record() {
       recorded(answer);  // else the next connection asks again: recording twice records nothing
   };
   if (outcomes_ == "{}" && !away_)
-    session_.send("SELECT @outbox_ack($1)", {batch_->handle()}, false, kStatementTimeout, done);
+    session_.send(std::string("SELECT @outbox_ack($1)") + kDurably, {batch_->handle()}, false,
+                  kStatementTimeout, done);
   else
-    session_.send("SELECT @outbox_record($1, $2::jsonb, $3, $4::interval)",
+    session_.send(std::string("SELECT @outbox_record($1, $2::jsonb, $3, $4::interval)") + kDurably,
                   {batch_->handle(), outcomes_, away_, away_for_}, false, kStatementTimeout, done);
   asked_ahead_ = session_.ready() && goes_on();
   if (asked_ahead_) ask_for_events();

@@ -103,6 +103,43 @@ def test_an_unreachable_destination_rests_without_a_write_for_each_event(db):
     assert db.value("SELECT failures FROM outbox_status") == 0
 
 
+def test_what_a_crash_takes_from_a_session_that_does_not_wait_for_commits():
+    """The lease stands, so nobody else has the shard. The window of the batch is gone, and the events come again."""
+    with cluster("wal_writer_delay = 10s", "full_page_writes = off") as server:
+        db = make_database(server)
+        create(db)
+        client = Client(db)
+        run(client.connection, "SET synchronous_commit = off")
+        emit(db, "a")
+        assert client.fetch() == ["a"] and client.ack() == 1
+        emit(db, "b")  # waits for its commit, and so makes durable what was before
+        assert client.fetch() == ["b"]
+        lease = "SELECT token, holder, lease_until FROM outbox_shards"
+        before = db.sql(lease)
+        server.pg_ctl("restart", "-m", "immediate")
+        assert db.sql(lease) == before and before[0][1]
+        refused(STALE, db.sql, "SELECT outbox_ack(%s)", client.batch)
+        other = Client(db)
+        assert other.fetch() == []
+        expire(db)
+        assert other.fetch() == ["b"] and other.ack() == 1
+
+
+def test_a_lease_is_durable_when_it_is_handed_out():
+    with cluster("wal_writer_delay = 10s", "full_page_writes = off") as server:
+        db = make_database(server)
+        create(db)
+        emit(db, "a")
+        client = Client(db)
+        run(client.connection, "SET synchronous_commit = off")
+        assert client.fetch() == ["a"]
+        lease = "SELECT token, holder, lease_until FROM outbox_shards"
+        before = db.sql(lease)
+        server.pg_ctl("restart", "-m", "immediate")
+        assert db.sql(lease) == before and before[0][1]
+        assert db.value("SELECT outbox_ack(%s)", client.batch) == 1
+
+
 def test_the_far_side_may_ask_for_a_longer_rest(db):
     create(db, backoff="1 ms")
     emit(db, "a")

@@ -484,6 +484,19 @@ def test_a_connection_that_breaks_while_a_batch_is_sent(db):
         assert len(destination.attempts(DELIVERED)) == 20
 
 
+def test_a_connection_that_breaks_between_batches(db):
+    """The next one does not wait until the lease of the one before ends."""
+    destination = null(db, shards=3, lease="'1 hour'")
+    with relay(db, "d") as process:
+        process.ready()
+        emit_many(db, 30, keys=30)
+        eventually(lambda: status(db)["delivered"] == 30)
+        db.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'retrysafe-relay'")
+        emit_many(db, 30, keys=30, prefix="f")
+        eventually(lambda: status(db)["delivered"] == 60)
+        assert len(destination.attempts()) == 60
+
+
 def test_the_first_host_that_takes_writes(db):
     destination = null(db)
     emit(db, "a")
