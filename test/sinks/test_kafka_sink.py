@@ -1,10 +1,14 @@
 """The kafka sink against a real broker, and against the mock cluster of librdkafka where a broker has to misbehave."""
+import concurrent.futures
+import contextlib
 import json
 import os
 import random
 import socket
+import struct
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -186,6 +190,22 @@ def test_larger_than_the_topic_takes(broker):
         f"order-{i}" for i in range(20) if i != 7)
 
 
+def test_an_event_that_is_sent_alone_stays_alone(broker):
+    """Or it would answer for what joins it."""
+    broker.create_topic("alone", 1, max_message_bytes=3000)
+    large = json.dumps("x" * 4000)
+    events = [event(1, payload=large), event(2), event(3, payload=large)]
+    found, left = {}, list(events)
+    deadline = time.monotonic() + 20
+    with open_sink(broker, topic="alone", linger=100) as sink:
+        while len(found) < len(events):
+            assert time.monotonic() < deadline
+            while left and (found or len(left) > 1) and sink.submit(left[0]):
+                left.pop(0)
+            found |= {outcome.tag: outcome.status for outcome in sink.collect()[0]}
+    assert found == {1: FAILED_FINAL, 2: DELIVERED, 3: FAILED_FINAL}
+
+
 def test_small_messages_that_are_too_large_together(broker):
     broker.create_topic("narrow", 1, max_message_bytes=2000)
     with open_sink(broker, topic="narrow", linger=50) as sink:
@@ -332,43 +352,193 @@ def test_a_change_of_leader(mock):
     assert received == sorted(received) and len(received) == 18
 
 
-def test_key_order_over_failures(mock):
-    """As a publisher does it: of each key one event at a time, the same again after a failure of the destination."""
-    keys, count, dice = 20, 25, random.Random(7)
-    # Those only that the mock may tell while other requests are under way. It does not look at sequence numbers: after a
-    # retriable error it takes the requests behind, which a broker refuses, and by these the library rightly believes that
-    # the first one had arrived as well.
-    errors = [ERRORS[name] for name in ("NETWORK_EXCEPTION", "TRANSPORT", "CLUSTER_AUTHORIZATION_FAILED")]
-    at, under_way, unreachable, next_failure = [0] * keys, {}, 0, 20
-    deadline = time.monotonic() + 60
-    with open_sink(mock, timeout=3000, connect_timeout=200) as sink:
-        while min(at) < count:
-            assert time.monotonic() < deadline
-            if sum(at) >= next_failure:
-                mock.answer(PRODUCE, *dice.choices(errors, k=2))
-                next_failure += 25
-            for key in range(keys):
-                if key in under_way or at[key] == count:
-                    continue
-                one = event(1000 * key + at[key], ordering_key=f"k{key}")
-                if not sink.submit(one):
-                    break
-                under_way[key] = one
-            for outcome in sink.collect()[0]:
-                key = outcome.tag // 1000
+def publish(sink, keys, go_on, within):
+    """As a publisher does it: of each key one event at a time, the same again after a failure of the destination.
+
+    go_on(delivered, unreachable) tells whether another event is to come. Returns the events delivered of each key."""
+    at, under_way, unreachable = [0] * keys, {}, 0
+    deadline = time.monotonic() + within
+    while True:
+        assert time.monotonic() < deadline, (at, len(under_way), unreachable)
+        more = go_on(sum(at), unreachable)
+        if not more and not under_way:
+            return at
+        for key in range(keys):
+            if key in under_way or not more:
+                continue
+            under_way[key] = event(10**6 * key + at[key], ordering_key=f"k{key}")
+            if not sink.submit(under_way[key]):
                 del under_way[key]
-                assert outcome.status in (DELIVERED, UNREACHABLE), outcome.reason
-                at[key] += outcome.status == DELIVERED
-                unreachable += outcome.status == UNREACHABLE
+                break
+        for outcome in sink.collect()[0]:
+            key = outcome.tag // 10**6
+            del under_way[key]
+            assert outcome.status in (DELIVERED, UNREACHABLE), outcome.reason
+            at[key] += outcome.status == DELIVERED
+            unreachable += outcome.status == UNREACHABLE
+        time.sleep(0.001)
+
+
+def assert_complete_and_in_key_order(messages, counts):
+    """What was reported as delivered is there, and first copies are in order. Others may be there as well: the report of
+    an event that arrived can be that the destination was unreachable."""
+    first = {}
+    for message in messages:
+        first.setdefault(message.key, {})[int(message.headers["event-id"][-12:]) % 10**6] = None
+    for key, count in enumerate(counts):
+        arrived = list(first.get(f"k{key}", ()))
+        assert not set(range(count)) - set(arrived), f"of key {key}"
+        assert arrived == sorted(arrived), f"the order of key {key}"
+
+
+def test_key_order_over_failures(mock):
+    dice, next_failure, failures = random.Random(7), 20, 0
+    errors = [ERRORS[name] for name in ("NOT_ENOUGH_REPLICAS", "NOT_LEADER_FOR_PARTITION", "REQUEST_TIMED_OUT",
+                                        "NETWORK_EXCEPTION", "OUT_OF_ORDER_SEQUENCE_NUMBER", "TRANSPORT",
+                                        "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "CLUSTER_AUTHORIZATION_FAILED")]
+
+    def fail(delivered, unreachable):
+        nonlocal next_failure, failures
+        if delivered >= next_failure:
+            mock.answer(PRODUCE, *dice.choices(errors, k=2))
+            next_failure += 25
+        failures = unreachable
+        return delivered < 500
+
+    with open_sink(mock, timeout=3000, connect_timeout=200) as sink:
+        counts = publish(sink, 20, fail, within=60)
+    assert failures > 0, "they were none"
+    assert_complete_and_in_key_order(read_messages(mock.brokers, TOPIC), counts)
+
+
+@pytest.mark.parametrize("error", ["NOT_ENOUGH_REPLICAS", "NOT_LEADER_FOR_PARTITION", "REQUEST_TIMED_OUT"])
+def test_what_the_library_only_concludes_is_sent_again(mock, error):
+    """Of a refused request the library believes that it arrived when the one behind it did: the mock takes any
+    sequence number, and a real broker does while it has none of the producer's."""
+    with open_sink(mock, batch_bytes=1) as sink:
+        mock.answer(PRODUCE, ERRORS[error])
+        assert set(statuses(sink.send(*(event(i, ordering_key="k") for i in range(10))))) == {DELIVERED}
+    assert len({m.headers["event-id"] for m in read_messages(mock.brokers, TOPIC)}) == 10
+
+
+# -- a real broker that refuses --
+
+class Gate:
+    """Passes on what goes between clients and a broker. before_produce(number) is called before each produce request,
+    answered() tells how many of them have an answer."""
+
+    def __init__(self, port, target, before_produce):
+        self._target, self._before_produce = target, before_produce
+        self._requests, self._answers = [], set()
+        self._server = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+
+    def answered(self):
+        return sum(number in self._answers for number in self._requests)
+
+    def _serve(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                broker = socket.create_connection(("127.0.0.1", self._target))
+                for source, sink, watch in (client, broker, self._request), (broker, client, self._answer):
+                    threading.Thread(target=self._pass_on, args=(source, sink, watch), daemon=True).start()
+
+    @staticmethod
+    def _pass_on(source, sink, watch):
+        with contextlib.suppress(OSError, struct.error), source.makefile("rb") as stream:
+            while True:
+                head = stream.read(4)
+                body = stream.read(*struct.unpack(">i", head))
+                watch(body)
+                sink.sendall(head + body)
+        sink.close()
+
+    def _request(self, body):
+        kind, _, number = struct.unpack(">hhi", body[:8])
+        if kind == PRODUCE:
+            self._requests.append(number)
+            self._before_produce(len(self._requests))
+
+    def _answer(self, body):
+        self._answers.add(*struct.unpack(">i", body[:4]))
+
+
+@pytest.fixture(scope="module")
+def lone_broker():
+    """A broker whose partitions should have copies on another, which is gone for good."""
+    with Kafka(replica=True) as one:
+        one.create_topic("copied", 1, replicas=2)
+        one.kill_replica("copied")
+        yield one
+
+
+@pytest.mark.slow
+def test_a_broker_that_refuses_a_request_and_takes_the_next(lone_broker):
+    """Which a broker does that knows nothing of the producer yet."""
+    def let_the_next_pass(number):
+        if number != 2:
+            return
+        while gate.answered() == 0:
             time.sleep(0.001)
-    arrived = {}
-    for message in read_messages(mock.brokers, TOPIC):
-        of_key = arrived.setdefault(message.key, [])
-        if message.headers["event-id"] not in of_key:
-            of_key.append(message.headers["event-id"])
-    assert unreachable > 0, "the failures were none"
-    assert len(arrived) == keys
-    assert all(of_key == sorted(of_key) and len(of_key) == count for of_key in arrived.values())
+        lone_broker.configure_topic("copied", min_insync_replicas=1)
+
+    for first in range(0, 30, 10):
+        lone_broker.configure_topic("copied", min_insync_replicas=2)
+        with Gate(lone_broker.gate_port, lone_broker.behind_gate_port, let_the_next_pass) as gate, \
+                open_sink(lone_broker, brokers=f"127.0.0.1:{lone_broker.gate_port}", topic="copied",
+                          batch_bytes=1) as sink:
+            assert set(statuses(sink.send(*(event(first + i) for i in range(10))))) == {DELIVERED}
+    assert {m.headers["event-id"][-12:] for m in lone_broker.messages("copied")} == {f"{i:012}" for i in range(30)}
+
+
+@pytest.mark.slow
+def test_nothing_is_lost_and_key_order_kept_by_a_broker_that_refuses_dies_and_stands_still(lone_broker):
+    lone_broker.configure_topic("copied", min_insync_replicas=1)
+    dice = random.Random(11)
+
+    def refuse():
+        lone_broker.configure_topic("copied", min_insync_replicas=2)
+        time.sleep(dice.uniform(0, 2))  # around the timeout: some events are given up, some pass after all
+        lone_broker.configure_topic("copied", min_insync_replicas=1)
+
+    def stand_still():
+        lone_broker.pause()
+        time.sleep(dice.uniform(0.5, 3))
+        lone_broker.go_on()
+
+    def die():
+        lone_broker.kill()
+        lone_broker.start()
+
+    failures, disturbed = 0, False
+
+    def go_on(delivered, unreachable):
+        nonlocal failures
+        failures = unreachable
+        return not disturbed or delivered < 2000
+
+    def publish_all():
+        with open_sink(lone_broker, topic="copied", timeout=1000, connect_timeout=500, batch_bytes=1) as sink:
+            return publish(sink, 12, go_on, within=100)
+
+    with concurrent.futures.ThreadPoolExecutor() as publisher:
+        published = publisher.submit(publish_all)
+        try:
+            for disturbance in [*[refuse] * 4, die, *[stand_still] * 3, *[refuse] * 4, die, stand_still, refuse]:
+                disturbance()
+        finally:
+            disturbed = True
+        counts = published.result()
+    assert failures > 0, "they were none"
+    assert_complete_and_in_key_order([m for m in lone_broker.messages("copied") if m.key], counts)
 
 
 def test_too_few_replicas_for_too_long(mock):

@@ -46,7 +46,7 @@ KafkaSink::KafkaSink(const sink::Options &options)
 
 bool KafkaSink::submit(const retrysafe_event &event) {
   // While the destination fails nothing new joins, and suspects are alone with the broker.
-  if (failure_ || !suspects_.empty() || free_.empty()) return false;
+  if (failure_ || !suspects_.empty() || alone_ || free_.empty()) return false;
   return send(event, false);
 }
 
@@ -67,9 +67,10 @@ bool KafkaSink::send(const retrysafe_event &event, bool alone) {
     Flight *flight = free_.back();
     const rd_kafka_resp_err_t error = producer_->send(topic_, &message, flight);
     if (error == RD_KAFKA_RESP_ERR_NO_ERROR) {
-      *flight = {&event, alone};
+      flight->event = &event;
       free_.pop_back();
       ++in_flight_;
+      alone_ = alone;
     } else if (error == RD_KAFKA_RESP_ERR__QUEUE_FULL && in_flight_ > 0) {
       return false;
     } else if (error == RD_KAFKA_RESP_ERR_MSG_SIZE_TOO_LARGE) {
@@ -106,12 +107,12 @@ size_t KafkaSink::collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms
 void KafkaSink::serve() {
   if (!producer_) return;
   bool over = false;
-  producer_->serve(
-      [&](void *token, rd_kafka_resp_err_t error) { settled(static_cast<Flight *>(token), error); },
-      [&](const Producer::Trouble &trouble) {
-        troubled(trouble);
-        over = over || trouble.fatal;
-      });
+  producer_->serve([&](void *token, rd_kafka_resp_err_t error,
+                       bool confirmed) { settled(static_cast<Flight *>(token), error, confirmed); },
+                   [&](const Producer::Trouble &trouble) {
+                     troubled(trouble);
+                     over = over || trouble.fatal;
+                   });
   if (down_since_ && in_flight_ > 0 && Clock::now() - *down_since_ >= patience()) {
     if (!failure_) failure_ = trouble_text_;
     over = true;
@@ -124,11 +125,19 @@ void KafkaSink::serve() {
   if (in_flight_ == 0 && suspects_.empty()) outage_detector_.idle();
 }
 
-void KafkaSink::settled(Flight *flight, rd_kafka_resp_err_t error) {
-  const Flight ended = std::exchange(*flight, {});
+// When a request failed and the one behind it was taken, the library concludes that the first had arrived as
+// well: a broker would have refused the second for the gap. But one that has no state of this producer, as at
+// its beginning, takes whatever sequence number comes first, though it refused the first request. So such an
+// event is sent again. Nothing is behind it then to conclude from.
+void KafkaSink::settled(Flight *flight, rd_kafka_resp_err_t error, bool confirmed) {
+  const retrysafe_event &event = *std::exchange(flight->event, nullptr);
+  const bool alone = std::exchange(alone_, false);
   free_.push_back(flight);
   --in_flight_;
-  judged(*ended.event, ended.alone, error);
+  if (error == RD_KAFKA_RESP_ERR_NO_ERROR && !confirmed && !alone)
+    suspects_.push_back(&event);
+  else
+    judged(event, alone, error);
 }
 
 void KafkaSink::judged(const retrysafe_event &event, bool alone, rd_kafka_resp_err_t error) {
@@ -192,10 +201,11 @@ void KafkaSink::give_up() {
   for (Flight &flight : flights_) {
     if (!flight.event) continue;
     report(*flight.event, RETRYSAFE_UNREACHABLE, *failure_);
-    flight = {};
+    flight.event = nullptr;
     free_.push_back(&flight);
   }
   in_flight_ = 0;
+  alone_ = false;
   for (const retrysafe_event *event : suspects_) report(*event, RETRYSAFE_UNREACHABLE, *failure_);
   suspects_.clear();
   failure_.reset();

@@ -41,12 +41,11 @@ class KafkaSink {
 
   struct Flight {
     const retrysafe_event *event = nullptr;  // null: free
-    bool alone = false;                      // nothing else was under way with it
   };
 
   bool send(const retrysafe_event &event, bool alone);
   void serve();
-  void settled(Flight *flight, rd_kafka_resp_err_t error);
+  void settled(Flight *flight, rd_kafka_resp_err_t error, bool confirmed);
   void judged(const retrysafe_event &event, bool alone, rd_kafka_resp_err_t error);
   void troubled(const Producer::Trouble &trouble);
   void report(const retrysafe_event &event, retrysafe_status status, std::string_view reason = {});
@@ -65,6 +64,7 @@ class KafkaSink {
   std::vector<Flight *> free_;
   size_t in_flight_ = 0;
   std::deque<const retrysafe_event *> suspects_;  // sent once more, each alone
+  bool alone_ = false;                            // one of them is under way
 
   std::optional<std::string> failure_;           // of the destination: the producer is dropped
   std::optional<Clock::time_point> down_since_;  // no broker is connected, for all that is known

@@ -35,14 +35,15 @@ class Producer {
     std::string text;
   };
 
-  // Calls `settled(void *token, rd_kafka_resp_err_t)` and `troubled(Trouble)` for what has happened.
+  // Calls `settled(void *token, rd_kafka_resp_err_t, bool confirmed)` and `troubled(Trouble)` for what has
+  // happened. Not confirmed: the library concludes that the message arrived, and no broker has said so.
   template <class Settled, class Troubled>
   void serve(Settled &&settled, Troubled &&troubled) {
     while (const std::unique_ptr<rd_kafka_event_t, FreeEvent> event{rd_kafka_queue_poll(queue_.get(), 0)}) {
       switch (rd_kafka_event_type(event.get())) {
         case RD_KAFKA_EVENT_DR:
           while (const rd_kafka_message_t *message = rd_kafka_event_message_next(event.get()))
-            settled(message->_private, message->err);
+            settled(message->_private, message->err, message->offset >= 0);
           break;
         case RD_KAFKA_EVENT_ERROR:
           troubled(trouble(event.get()));

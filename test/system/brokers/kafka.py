@@ -20,7 +20,7 @@ import time
 import uuid
 
 from brokers.broker import Broker, Message
-from brokers.librdkafka import create_topic
+from brokers.librdkafka import configure_topic, create_topic
 
 HERE = pathlib.Path(__file__).resolve().parent / "kafka_jars"
 JARS = HERE.parents[3] / "build/kafka"
@@ -79,15 +79,18 @@ def make_certificate(directory):
 class Kafka(Broker):
     kind = "kafka"
 
-    def __init__(self, tls=False, java=JAVA):
-        """`java`: the command that runs the server."""
+    def __init__(self, tls=False, java=JAVA, replica=False):
+        """`java`: the command that runs the server. `replica`: a second node, to hold copies of partitions, and
+        a listener of the first that says that it is to be reached at gate_port."""
         fetch()
         self._java = java
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-kafka-"))
         self.directory.chmod(0o755)
         self.port, self.login_port, self.tls_port, controller = free_ports(4)
         self.brokers = f"127.0.0.1:{self.port}"
-        self._process = None
+        self._process = self._replica = None
+        # "K": not to begin with a hyphen, which would make it an option.
+        self._cluster = "K" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
         listeners = [f"PLAINTEXT://127.0.0.1:{self.port}", f"SASL_PLAINTEXT://127.0.0.1:{self.login_port}"]
         settings = {
             "process.roles": "broker,controller", "node.id": 1, "log.dirs": self.directory / "data",
@@ -111,11 +114,24 @@ class Kafka(Broker):
             settings |= {"ssl.keystore.type": "PEM", "ssl.keystore.location": self.directory / "server.pem",
                          "ssl.truststore.type": "PEM", "ssl.truststore.location": self.directory / "cert.pem",
                          "ssl.client.auth": "requested"}
-        settings |= {"listeners": ",".join([*listeners, f"CONTROLLER://127.0.0.1:{controller}"]),
-                     "advertised.listeners": ",".join(listeners),
-                     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
+        gate, behind_gate = [], []
+        if replica:
+            self.gate_port, self.behind_gate_port, replica_port = free_ports(3)
+            gate, behind_gate = ([f"GATED://127.0.0.1:{port}"] for port in (self.gate_port, self.behind_gate_port))
+        settings |= {"listeners": ",".join([*listeners, *behind_gate, f"CONTROLLER://127.0.0.1:{controller}"]),
+                     "advertised.listeners": ",".join(listeners + gate),
+                     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,GATED:PLAINTEXT,"
                                                        "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL"}
-        (self.directory / "server.properties").write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
+        self._write("server.properties", settings)
+        self._has_replica = replica
+        if replica:
+            own = f"PLAINTEXT://127.0.0.1:{replica_port}"
+            self._write("replica.properties", settings | {
+                "process.roles": "broker", "node.id": 2, "log.dirs": self.directory / "replica", "listeners": own,
+                "advertised.listeners": own})
+
+    def _write(self, name, settings):
+        (self.directory / name).write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
 
     def __enter__(self):
         try:
@@ -129,21 +145,22 @@ class Kafka(Broker):
         names = "".join(f' user_{name}="{PASSWORD}"' for name in (USER, GUEST)) if users else ""
         return f"org.apache.kafka.common.security.{module}LoginModule required{names};"
 
-    def _format(self):
+    def _format(self, properties):
         """Gives the storage an identity, and the users that log in with SCRAM."""
-        # "K": not to begin with a hyphen, which would make it an option.
-        cluster = "K" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]
         users = [part for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512") for name in (USER, GUEST)
                  for part in ("--add-scram", f"{mechanism}=[name={name},password={PASSWORD}]")]
-        subprocess.run([*JAVA, "kafka.tools.StorageTool", "format", "-t", cluster, "-c",
-                        self.directory / "server.properties", *users], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*JAVA, "kafka.tools.StorageTool", "format", "-t", self._cluster, "-c",
+                        self.directory / properties, *users], check=True, stdout=subprocess.DEVNULL)
+
+    def _run(self, properties):
+        with open(self.directory / "log", "a") as log:
+            return subprocess.Popen([*self._java, "kafka.Kafka", self.directory / properties], stdout=log, stderr=log,
+                                    cwd=self.directory, preexec_fn=die_with_parent)
 
     def start(self):
         if not (self.directory / "data").exists():
-            self._format()
-        with open(self.directory / "log", "a") as log:
-            self._process = subprocess.Popen([*self._java, "kafka.Kafka", self.directory / "server.properties"], stdout=log,
-                                             stderr=log, cwd=self.directory, preexec_fn=die_with_parent)
+            self._format("server.properties")
+        self._process = self._run("server.properties")
         deadline = time.monotonic() + 60
         made = False
         while True:
@@ -155,21 +172,39 @@ class Kafka(Broker):
                     self.create_topic(TOPIC, 4)
                     made = True
                 if self._has_leader():
-                    return
+                    break
             except (OSError, RuntimeError, AssertionError):
                 pass
             time.sleep(0.05)
+        if self._has_replica and not self._replica:
+            self._format("replica.properties")
+            self._replica = self._run("replica.properties")
+            while len(self._metadata(TOPIC)["brokers"]) < 2:
+                assert time.monotonic() < deadline, "the second node does not come up"
+                time.sleep(0.05)
+
+    def _metadata(self, topic):
+        shown = subprocess.run(["kcat", "-b", self.brokers, "-L", "-J", "-t", topic, "-m", "2"], capture_output=True)
+        if shown.returncode:
+            raise RuntimeError(shown.stderr.decode())
+        return json.loads(shown.stdout)
 
     def _has_leader(self):
-        shown = subprocess.run(["kcat", "-b", self.brokers, "-L", "-J", "-t", TOPIC, "-m", "2"], capture_output=True)
-        if shown.returncode:
-            return False
-        topic, = json.loads(shown.stdout)["topics"]
+        topic, = self._metadata(TOPIC)["topics"]
         return len(topic["partitions"]) > 0 and all(p["leader"] == 1 for p in topic["partitions"])
 
     def kill(self):
         self._process.kill()
         self._process.wait()
+
+    def kill_replica(self, topic):
+        """For good; waits until the first node leads the topic's partitions alone."""
+        self._replica.kill()
+        self._replica.wait()
+        deadline = time.monotonic() + 60
+        while any([r["id"] for r in p["isrs"]] != [1] for p in self._metadata(topic)["topics"][0]["partitions"]):
+            assert time.monotonic() < deadline, "the second node is still in sync"
+            time.sleep(0.05)
 
     def pause(self):
         """The process stands still: connections stay, nothing answers."""
@@ -179,12 +214,17 @@ class Kafka(Broker):
         os.kill(self._process.pid, signal.SIGCONT)
 
     def __exit__(self, *_):
-        if self._process:
-            self.kill()
+        for process in self._process, self._replica:
+            if process:
+                process.kill()
+                process.wait()
         shutil.rmtree(self.directory)
 
-    def create_topic(self, name, partitions=1, **config):
-        create_topic(self.brokers, name, partitions, **config)
+    def create_topic(self, name, partitions=1, replicas=1, **config):
+        create_topic(self.brokers, name, partitions, replicas, **config)
+
+    def configure_topic(self, name, **config):
+        configure_topic(self.brokers, name, **config)
 
     def options(self):
         # Larger than what the broker takes, so that the broker is asked.

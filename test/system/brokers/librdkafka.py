@@ -6,6 +6,7 @@ _library = ctypes.CDLL("librdkafka.so.1")
 
 TRANSPORT = -195
 TOPIC_ALREADY_EXISTS = 36
+TOPIC_RESOURCE = 2
 PRODUCE, INIT_PRODUCER_ID = 0, 22  # keys of requests
 
 
@@ -33,6 +34,13 @@ _create_topics = _function("CreateTopics", None, c_void_p, POINTER(c_void_p), c_
 _create_result = _function("event_CreateTopics_result", c_void_p, c_void_p)
 _result_topics = _function("CreateTopics_result_topics", POINTER(c_void_p), c_void_p, POINTER(c_size_t))
 _result_error = _function("topic_result_error", c_int, c_void_p)
+_resource_new = _function("ConfigResource_new", c_void_p, c_int, c_char_p)
+_resource_set = _function("ConfigResource_set_config", c_int, c_void_p, c_char_p, c_char_p)
+_resource_error = _function("ConfigResource_error", c_int, c_void_p)
+_resource_destroy = _function("ConfigResource_destroy", None, c_void_p)
+_alter_configs = _function("AlterConfigs", None, c_void_p, POINTER(c_void_p), c_size_t, c_void_p, c_void_p)
+_alter_result = _function("event_AlterConfigs_result", c_void_p, c_void_p)
+_result_resources = _function("AlterConfigs_result_resources", POINTER(c_void_p), c_void_p, POINTER(c_size_t))
 _mock_new = _function("mock_cluster_new", c_void_p, c_void_p, c_int)
 _mock_destroy = _function("mock_cluster_destroy", None, c_void_p)
 _mock_bootstraps = _function("mock_cluster_bootstraps", c_char_p, c_void_p)
@@ -68,27 +76,48 @@ def version():
     return number >> 24, number >> 16 & 255, number >> 8 & 255
 
 
-def create_topic(brokers, name, partitions, **config):
+def create_topic(brokers, name, partitions, replicas=1, **config):
     """Makes the topic, unless it is there; waits for the controller's answer."""
-    client = _Client(bootstrap_servers=brokers)
     error = create_string_buffer(512)
-    topic = _topic_new(name.encode(), partitions, 1, error, len(error))
+    topic = _topic_new(name.encode(), partitions, replicas, error, len(error))
     for key, value in config.items():
         _check(_topic_set(topic, key.replace("_", ".").encode(), str(value).encode()))
+
+    def failure(event):
+        code = _result_error(_result_topics(_create_result(event), byref(c_size_t()))[0])
+        return 0 if code == TOPIC_ALREADY_EXISTS else code
+
+    try:
+        _administer(brokers, _create_topics, topic, failure)
+    finally:
+        _topic_destroy(topic)
+
+
+def configure_topic(brokers, name, **config):
+    """Gives the topic this configuration and no other."""
+    resource = _resource_new(TOPIC_RESOURCE, name.encode())
+    for key, value in config.items():
+        _check(_resource_set(resource, key.replace("_", ".").encode(), str(value).encode()))
+    try:
+        _administer(brokers, _alter_configs, resource,
+                    lambda event: _resource_error(_result_resources(_alter_result(event), byref(c_size_t()))[0]))
+    finally:
+        _resource_destroy(resource)
+
+
+def _administer(brokers, request, what, failure):
+    client = _Client(bootstrap_servers=brokers)
     queue = _queue_new(client.handle)
-    _create_topics(client.handle, byref(c_void_p(topic)), 1, None, queue)
+    request(client.handle, byref(c_void_p(what)), 1, None, queue)
     event = _queue_poll(queue, 20_000)
     try:
         assert event, "no answer"
         _check(_event_error(event))
-        count = c_size_t()
-        failed = _result_error(_result_topics(_create_result(event), byref(count))[0])
-        _check(0 if failed == TOPIC_ALREADY_EXISTS else failed)
+        _check(failure(event))
     finally:
         if event:
             _event_destroy(event)
         _queue_destroy(queue)
-        _topic_destroy(topic)
         client.close()
 
 
