@@ -22,6 +22,7 @@ int outbox_rotation_age;
 int outbox_rotation_size;
 int poll_interval;
 bool publish;
+int publish_after;
 char *traceparent;
 int worker_shutdown_timeout;
 int workers_per_database;
@@ -38,6 +39,11 @@ const config_enum_entry lost_claim_options[] = {{"warning", static_cast<int>(OnL
 const config_enum_entry timeline_options[] = {
     {"publish", static_cast<int>(OnTimelineChange::kPublish), false},
     {"suspend", static_cast<int>(OnTimelineChange::kSuspend), false},
+    {nullptr, 0, false}};
+
+const config_enum_entry publish_after_options[] = {
+    {"local_flush", static_cast<int>(PublishAfter::kLocalFlush), false},
+    {"synchronous_standby", static_cast<int>(PublishAfter::kSynchronousStandby), false},
     {nullptr, 0, false}};
 
 // W3C trace context: version-traceid-parentid-flags, all lower-case hexadecimal.
@@ -127,6 +133,11 @@ void define() {
                           3600 * 1000, PGC_SIGHUP, GUC_UNIT_MS, nullptr, nullptr, nullptr);
   DefineCustomBoolVariable("retrysafe.publish", "Whether workers publish at all.",
                            "Turn it off on a copy of a production server before it starts.", &publish, true,
+                           PGC_SIGHUP, 0, nullptr, nullptr, nullptr);
+  DefineCustomEnumVariable("retrysafe.publish_after", "Where an event has to be safe before it is published.",
+                           "On the disk of this server, or also with the standbys that "
+                           "synchronous_standby_names asks for.",
+                           &publish_after, static_cast<int>(PublishAfter::kLocalFlush), publish_after_options,
                            PGC_SIGHUP, 0, nullptr, nullptr, nullptr);
   DefineCustomStringVariable("retrysafe.traceparent",
                              "W3C trace context that outbox_emit stores with each event.", nullptr,

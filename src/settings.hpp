@@ -7,6 +7,7 @@ namespace retrysafe::settings {
 
 enum class OnLostClaim : int { kWarning, kError };
 enum class OnTimelineChange : int { kPublish, kSuspend };
+enum class PublishAfter : int { kLocalFlush, kSynchronousStandby };
 
 extern char *allowed_addresses;         // superuser: CIDR ranges and host names beyond public addresses
 extern char *allowed_secret_directory;  // superuser: directory under which file: secrets may live
@@ -24,6 +25,7 @@ extern int outbox_rotation_age;   // seconds; 0: as long as outbox_retention
 extern int outbox_rotation_size;  // megabytes
 extern int poll_interval;         // milliseconds
 extern bool publish;
+extern int publish_after;  // PublishAfter
 extern char *traceparent;
 extern int worker_shutdown_timeout;  // milliseconds
 extern int workers_per_database;

@@ -125,6 +125,10 @@ int64 move_due_events();
 // without an event for this shard are passed over in memory; now and then they come as a batch without
 // events, so that they get stored.
 Batch *read_batch(const Destination &destination, const Claim &claim, int32 max_events, int64 max_bytes);
+// After read_batch returned null: whether that is because the synchronous standbys do not have yet what there
+// is to send. And whether they have it now, which needs no transaction.
+bool is_kept_for_standby(const Claim &claim);
+bool standbys_caught_up(const Claim &claim);
 // After read_batch returned null: in how many milliseconds it will have passed over events to store; negative
 // when there are none.
 int64 ms_until_progress_is_due(const Claim &claim);

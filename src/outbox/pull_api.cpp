@@ -14,6 +14,7 @@
 #include "core/event_id.hpp"
 #include "outbox/cursor.hpp"
 #include "outbox/destinations.hpp"
+#include "outbox/durability.hpp"
 #include "outbox/emit.hpp"
 #include "outbox/engine.hpp"
 #include "outbox/key_set.hpp"
@@ -37,6 +38,7 @@ constexpr int64 kMillisecond = 1000;
 constexpr int64 kDay = 24 * 3600 * 1000 * kMillisecond;
 constexpr int32 kMaxEvents = 10000;
 constexpr int kMaxReason = 1000;
+constexpr long kStandbyPatienceMs = 100;
 
 // Where the session's next fetch begins to look: behind the shard that it acknowledged last, so that a busy
 // shard does not starve the others.
@@ -207,7 +209,7 @@ Batch *fetch_shard(const Destination &d, const Request &request, ShardRow *row) 
 
 // Goes round the shards that are this session's or free. One that holds several lets each go when its renewal
 // is due, for others to take; it takes it again itself only when it finds nothing else.
-Batch *fetch(const Destination &d, const Request &request) {
+Batch *fetch_once(const Destination &d, const Request &request) {
   MemoryContext memory = CurrentMemoryContext;
   ShardRow *rows;
   const int32 count = pg::spi([&] { return list_shards(d.destination, memory, &rows); });
@@ -236,6 +238,13 @@ Batch *fetch(const Destination &d, const Request &request) {
       if (Batch *batch = fetch_shard(d, request, &rows[i])) return batch;
     }
   return nullptr;
+}
+
+// Standbys that keep up are a moment behind: it is not worth a fetch without events.
+Batch *fetch(const Destination &d, const Request &request) {
+  Batch *batch = fetch_once(d, request);
+  if (!batch && let_standby_catch_up(d.destination, kStandbyPatienceMs)) batch = fetch_once(d, request);
+  return batch;
 }
 
 Datum nullable_text(const char *string, bool *null) {

@@ -4,6 +4,7 @@
 
 #include "core/batch_handle.hpp"
 #include "core/routing.hpp"
+#include "outbox/durability.hpp"
 #include "outbox/engine.hpp"
 #include "outbox/event_reading.hpp"
 #include "outbox/log_columns.hpp"
@@ -111,7 +112,10 @@ namespace {
 // A batch in which nothing of the log moves.
 void only_parked(Batch *batch, const Cursor &cursor, Event *parked, int32 count) {
   batch->window_no = cursor.window_no;
+  batch->opens_window = false;
   batch->from = batch->to = cursor.position;
+  batch->already_parked = 0;
+  batch->check = 0;
   batch->event_count = count;
   batch->events = parked;
 }
@@ -143,19 +147,25 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
     only_parked(batch, cursor, parked, parked_count);
     return batch;
   }
+  // Where the log has to wait, due parked events do not: they were published before.
+  const auto without_log = [&]() -> Batch * {
+    if (log_first) parked_count = read_parked();
+    if (parked_count == 0) return nullptr;
+    only_parked(batch, cursor, parked, parked_count);
+    return batch;
+  };
+  const ShardKey key{claim.destination, claim.shard};
+  OpenWindow open;
   for (;;) {
-    const OpenWindow open = open_window(d, claim.shard, cursor, era);
+    open = open_window(d, claim.shard, cursor, era);
+    if (is_kept_for_standby(key, open)) return without_log();
     const Range range = read_range(d, claim.shard, open, PG_INT64_MAX, era.log, limits);
     const bool anything = range.count > 0 || range.parked_count > 0;
     if (!anything && range.exhausted) {
       pass_over(d, claim.shard, cursor, open);
       if (open.stored) continue;  // what came after that window is still to be looked at
+      if (without_log()) return batch;
       OpenWindow done;
-      if (log_first) parked_count = read_parked();
-      if (parked_count > 0) {
-        only_parked(batch, cursor, parked, parked_count);
-        return batch;
-      }
       if (progress_is_due(d, claim.shard, cursor, &done)) {
         batch->window_no = done.window_no;
         batch->opens_window = !done.stored;
@@ -187,6 +197,7 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
     }
   // Nothing is published before its commit is durable. A stored window was flushed for when it was new.
   if (batch->opens_window) flush_wal();
+  if (batch->event_count > parked_count && !may_publish(key, open)) return without_log();
   return batch;
 }
 

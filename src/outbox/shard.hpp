@@ -6,6 +6,11 @@
 
 namespace retrysafe::outbox {
 
+struct ShardKey {
+  int32 destination;
+  int32 shard;
+};
+
 struct ShardRow {
   int32 shard;
   int64 token;

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "core/wal_position.hpp"
 #include "outbox/cursor.hpp"
+#include "outbox/durability.hpp"
 #include "outbox/log_columns.hpp"
 #include "pg/fault_point.hpp"
 #include "pg/index_scan.hpp"
@@ -105,12 +105,6 @@ StoredSnapshot *copy_snapshot(const StoredSnapshot &snapshot, MemoryContext memo
 bool same_snapshot(const StoredSnapshot &a, const StoredSnapshot &b) {
   return a.era == b.era && a.floor == b.floor && a.xmin == b.xmin && a.xmax == b.xmax && a.next == b.next &&
          a.ceiling == b.ceiling && std::equal(a.xip, a.xip + a.xip_count, b.xip, b.xip + b.xip_count);
-}
-
-void flush_wal() {
-  const WalLayout layout{XLOG_BLCKSZ, static_cast<uint64>(wal_segment_size), SizeOfXLogShortPHD,
-                         SizeOfXLogLongPHD};
-  XLogFlush(end_of_wal(GetXLogInsertRecPtr(), layout));
 }
 
 namespace {

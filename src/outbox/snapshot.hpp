@@ -19,10 +19,6 @@ StoredSnapshot *copy_snapshot(const StoredSnapshot &snapshot, MemoryContext memo
 // Whether two are the same one.
 bool same_snapshot(const StoredSnapshot &a, const StoredSnapshot &b);
 
-// Makes everything durable that a snapshot taken until now sees (also commits under synchronous_commit =
-// off).
-void flush_wal();
-
 struct StoredWindow {
   StoredSnapshot snapshot;
   TimestampTz taken_at;

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "outbox/durability.hpp"
 #include "outbox/log_columns.hpp"
+#include "outbox/shard.hpp"
 #include "outbox/snapshot.hpp"
 #include "pg/error.hpp"
 #include "pg/extension.hpp"
@@ -17,11 +19,6 @@ namespace {
 // --- what this process passed over -------------------------------------------------------------------------
 
 constexpr int64 kStoreProgressAfterMs = 10 * 1000;
-
-struct ShardKey {
-  int32 destination;
-  int32 shard;
-};
 
 struct PassedOver {
   ShardKey key;
@@ -140,8 +137,13 @@ OpenWindow open_window(const Destination &d, int32 shard, const Cursor &cursor, 
     return make_open(d.destination, shard, next_no, *next, 0);
 
   if (done->era != era.era) raise_window_missing(d.destination, shard, next_no);
-  auto *now = static_cast<StoredSnapshot *>(palloc(sizeof(StoredSnapshot)));
-  *now = take_snapshot(era.era, era.first_id);
+  StoredSnapshot *now;
+  if (const StoredSnapshot *kept = window_kept_back({d.destination, shard}, next_no, *done)) {
+    now = copy_snapshot(*kept, CurrentMemoryContext);
+  } else {
+    now = static_cast<StoredSnapshot *>(palloc(sizeof(StoredSnapshot)));
+    *now = take_snapshot(era.era, era.first_id);
+  }
   return {{everything_in(copy_snapshot(*done, CurrentMemoryContext)), now}, next_no, false, 0};
 }
 

@@ -10,10 +10,10 @@ namespace retrysafe::pg {
 namespace {
 
 uint32 event_number(Wait what) {
-  static constinit uint32 numbers[6]{};
-  static constexpr const char *names[] = {"RetrysafeLauncherMain",  "RetrysafeWorkerMain",
-                                          "RetrysafeDatabaseLetGo", "RetrysafeFaultPoint",
-                                          "RetrysafeRingLock",      "RetrysafeOutboxWait"};
+  static constinit uint32 numbers[7]{};
+  static constexpr const char *names[] = {
+      "RetrysafeLauncherMain", "RetrysafeWorkerMain", "RetrysafeDatabaseLetGo", "RetrysafeFaultPoint",
+      "RetrysafeRingLock",     "RetrysafeOutboxWait", "RetrysafeStandby"};
   uint32 &number = numbers[static_cast<int>(what)];
   if (number == 0) number = custom_wait_event(names[static_cast<int>(what)]);
   return number;

@@ -6,7 +6,7 @@
 namespace retrysafe::pg {
 
 // Names of our waits in pg_stat_activity, where the server can show such (17 and later).
-enum class Wait { kLauncherMain, kWorkerMain, kDatabaseLetGo, kFaultPoint, kRingLock, kOutboxWait };
+enum class Wait { kLauncherMain, kWorkerMain, kDatabaseLetGo, kFaultPoint, kRingLock, kOutboxWait, kStandby };
 
 // Jumpable. Waits until the latch is set, the descriptor becomes readable (-1: none), or the time has passed
 // (-1: no end), absorbs interrupts and reads the configuration again when told to: then it returns true. Ends

@@ -20,6 +20,8 @@ const char *state_of(const WorkerSlot &slot) {
       return "publishing";
     case Activity::kBackingOff:
       return "backing off";
+    case Activity::kAwaitingStandby:
+      return "awaiting standby";
     case Activity::kSuspended:
       return "suspended";
     case Activity::kStopping:

@@ -19,7 +19,7 @@ enum class SlotState : int32 {
   kLeft,      // the process is gone and has said why; the launcher frees the slot
 };
 
-enum class Activity : int32 { kIdle, kPublishing, kBackingOff, kSuspended, kStopping };
+enum class Activity : int32 { kIdle, kPublishing, kBackingOff, kAwaitingStandby, kSuspended, kStopping };
 
 // Why a worker left.
 enum class Verdict : int32 {

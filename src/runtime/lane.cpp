@@ -135,6 +135,7 @@ Milliseconds Lane::turn(Milliseconds now) {
   // Whoever altered the destination may have put right what made it rest.
   if (state_ == State::kResting && (now >= rest_until_ || (reload_ && !batch_)))
     state_ = batch_ ? State::kRecording : State::kReading;
+  if (state_ == State::kIdle && awaits_standby_ && now >= standby_at_) ask_for_standby(now);
   if (state_ == State::kIdle && (woken_ || reload_ || now >= progress_at_)) state_ = State::kReading;
   if (leaving_ && !batch_ && state_ != State::kGone) go();
 
@@ -164,7 +165,7 @@ Milliseconds Lane::turn(Milliseconds now) {
     case State::kIdle:
       break;
   }
-  return std::min(sink_at_, progress_at_);
+  return std::min({sink_at_, progress_at_, standby_at_});
 }
 
 // The destination as it is now. False: this lane is done with it.
@@ -196,7 +197,7 @@ bool Lane::load() {
 void Lane::read(Milliseconds now) {
   if (reload_ && !load()) return;
   woken_ = false;
-  progress_at_ = kNever;
+  progress_at_ = standby_at_ = kNever;
   retrysafe_event *envelopes = nullptr;
   outbox::ResolvedOption *options = nullptr;
   int option_count = 0;
@@ -205,6 +206,7 @@ void Lane::read(Milliseconds now) {
   bool lost = false;
   bool again = false;
   bool progressed = false;
+  bool standby = false;
   int64 progress_due_in = -1;
   drop_batch();
 
@@ -216,7 +218,8 @@ void Lane::read(Milliseconds now) {
                                       : std::min(destination_->batch_events, outbox::kMaxFunctionEvents);
     batch = outbox::read_batch(*destination_, claim_, most, destination_->batch_bytes);
     if (!batch) {
-      progress_due_in = outbox::ms_until_progress_is_due(claim_);
+      standby = outbox::is_kept_for_standby(claim_);
+      if (!standby) progress_due_in = outbox::ms_until_progress_is_due(claim_);
       return;
     }
     // Looked at after the batch was read: what was emitted after a pause or a change must not go out as
@@ -255,6 +258,8 @@ void Lane::read(Milliseconds now) {
     return failed("read events for", *error, now);
   }
   failures_ = 0;
+  if (!standby || !awaits_standby_) standby_pause_ = 0;
+  awaits_standby_ = standby;
   recorded_ = recorded_ || progressed;  // retention may have waited for it
   if (lost) return go();
   if (again) return;  // state kReading: next turn
@@ -262,6 +267,7 @@ void Lane::read(Milliseconds now) {
     // Without new events nobody would wake this lane, and the destination would look as if it were behind.
     if (progress_due_in >= 0) progress_at_ = now + std::max(progress_due_in, kProgressRest);
     state_ = State::kIdle;
+    if (awaits_standby_) ask_for_standby(now);
     return;
   }
 
@@ -300,6 +306,17 @@ void Lane::read(Milliseconds now) {
   note_lease(now);
   sink_at_ = now;
   state_ = State::kSending;
+}
+
+// Nobody tells when standbys confirm something, to whom does not wait for it in a commit.
+void Lane::ask_for_standby(Milliseconds now) {
+  if (outbox::standbys_caught_up(claim_)) {
+    standby_at_ = kNever;
+    state_ = State::kReading;
+    return;
+  }
+  standby_pause_ = std::clamp<Milliseconds>(2 * standby_pause_, 1, settings::poll_interval);
+  standby_at_ = now + standby_pause_;
 }
 
 void Lane::close_sink() {

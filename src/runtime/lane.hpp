@@ -54,7 +54,9 @@ class Lane {
   void wind_up(int timeout_ms);
 
   bool gone() const { return state_ == State::kGone; }
-  bool idle() const { return state_ == State::kIdle; }
+  bool idle() const { return state_ == State::kIdle && !awaits_standby_; }
+  // There is something to send that the synchronous standbys do not have yet.
+  bool awaits_standby() const { return state_ == State::kIdle && awaits_standby_; }
   bool sending() const { return state_ == State::kSending && dispatcher_ && !dispatcher_->done(); }
   bool resting() const { return state_ == State::kResting; }
   bool leaving() const { return leaving_; }
@@ -79,6 +81,7 @@ class Lane {
   bool load();
   void read(Milliseconds now);
   bool open_sink(Milliseconds now);
+  void ask_for_standby(Milliseconds now);
   void close_sink();
   void step_sink();
   void send(Milliseconds now);
@@ -121,11 +124,14 @@ class Lane {
   bool leaving_ = false;
   bool substitute_ = false;
   bool recorded_ = false;
+  bool awaits_standby_ = false;
   int failures_ = 0;  // steps in a row that ended with an error of the server
   Milliseconds rest_until_ = 0;
   Milliseconds renew_at_ = kNever;
   Milliseconds progress_at_ = kNever;  // when an idle lane stores what it passed over
-  Milliseconds sink_at_ = kNever;      // when the sink wants to be called though its descriptor is silent
+  Milliseconds standby_at_ = kNever;   // when a lane that awaits the standbys asks for them again
+  Milliseconds standby_pause_ = 0;
+  Milliseconds sink_at_ = kNever;  // when the sink wants to be called though its descriptor is silent
 };
 
 }  // namespace retrysafe::runtime

@@ -9,8 +9,9 @@
 // returns at once: nobody rang for it before.
 #include <algorithm>
 
-#include "outbox/engine.hpp"
 #include "outbox/destinations.hpp"
+#include "outbox/durability.hpp"
+#include "outbox/engine.hpp"
 #include "pg/boundary.hpp"
 #include "pg/guard.hpp"
 #include "pg/latch.hpp"
@@ -63,14 +64,19 @@ int32 destinations_argument(FunctionCallInfo fcinfo, int number, int32 **numbers
 void wait(bool joined, TimestampTz due, Milliseconds timeout) {
   const Milliseconds until = now_ms() + timeout;
   const Milliseconds due_at = to_ms(due, now_ms());
-  // The floor for what nobody rings for: COMMIT PREPARED, and sessions without the shared memory.
+  // The floor for what nobody rings for: COMMIT PREPARED, sessions without the shared memory, and standbys
+  // that catch up.
+  const XLogRecPtr behind = outbox::position_to_catch_up();
   Milliseconds poll_at = now_ms() + settings::poll_interval;
+  if (outbox::let_standby_catch_up(0, 0)) return;
   for (;;) {
     if (joined && take_waiting_bell()) return;
     const Milliseconds now = now_ms();
     if (now >= until || now >= due_at) return;
     if (now >= poll_at) {
       if (pg::transactions_completed() != completed || !pg::client_is_there()) return;
+      if (behind != InvalidXLogRecPtr && outbox::standbys_have(behind)) return;
+      if (outbox::let_standby_catch_up(0, 0)) return;
       poll_at = now + settings::poll_interval;
     }
     pg::wait_for_latch(static_cast<long>(std::min({until, due_at, poll_at}) - now), pg::Wait::kOutboxWait);

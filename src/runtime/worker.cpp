@@ -396,9 +396,13 @@ class Worker {
     Activity activity = Activity::kIdle;
     if (suspended_)
       activity = Activity::kSuspended;
-    else if (std::any_of(lanes_.begin(), lanes_.end(),
-                         [](const auto &lane) { return !lane->idle() && !lane->resting(); }))
+    else if (std::any_of(lanes_.begin(), lanes_.end(), [](const auto &lane) {
+               return !lane->idle() && !lane->resting() && !lane->awaits_standby();
+             }))
       activity = Activity::kPublishing;
+    else if (std::any_of(lanes_.begin(), lanes_.end(),
+                         [](const auto &lane) { return lane->awaits_standby(); }))
+      activity = Activity::kAwaitingStandby;
     else if (std::any_of(lanes_.begin(), lanes_.end(), [](const auto &lane) { return lane->resting(); }))
       activity = Activity::kBackingOff;
     show_activity(activity, static_cast<int>(lanes_.size()));
@@ -412,7 +416,11 @@ class Worker {
       if (timeout > 0) {
         const bool publishing = activity_ == Activity::kPublishing;
         if (publishing || MyBEEntry->st_state != STATE_IDLE)
-          pgstat_report_activity(publishing ? STATE_RUNNING : STATE_IDLE, publishing ? "publishing" : "idle");
+          pgstat_report_activity(publishing ? STATE_RUNNING : STATE_IDLE,
+                                 publishing ? "publishing"
+                                 : activity_ == Activity::kAwaitingStandby
+                                     ? "waiting for the synchronous standby"
+                                     : "idle");
         if (!publishing) pgstat_report_stat(true);
       }
       return pg::wait(set_, timeout, pg::Wait::kWorkerMain);

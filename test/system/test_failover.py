@@ -176,9 +176,10 @@ def stop_receiving(standby):
     connection.close()
 
 
-def test_promotion_under_load_with_a_synchronous_standby(folder, receiver):
+@pytest.mark.parametrize("publish_after", ["local_flush", "synchronous_standby"])
+def test_promotion_under_load_with_a_synchronous_standby(folder, receiver, publish_after):
     """Nothing that was answered is lost, and nothing was published that is not there; work goes on within seconds."""
-    with primary_with(receiver) as (primary, db):
+    with primary_with(receiver, f"retrysafe.publish_after = {publish_after}") as (primary, db):
         with Clients(db) as clients:
             standby = standby_of(primary, folder / "standby")
             try:

@@ -12,6 +12,12 @@ AS 'MODULE_PATHNAME', 'retrysafe_outbox_suspended_reason';
 COMMENT ON FUNCTION @extschema@.outbox_suspended_reason()
 IS 'why nothing is published in this database; null when publishing goes on';
 
+CREATE FUNCTION @extschema@.outbox_awaits_standby()
+RETURNS boolean LANGUAGE c VOLATILE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'retrysafe_outbox_awaits_standby';
+COMMENT ON FUNCTION @extschema@.outbox_awaits_standby()
+IS 'whether the synchronous standbys, for which events wait, are behind at this moment';
+
 CREATE FUNCTION @extschema@.outbox_cleanup(max_rows integer DEFAULT 10000)
 RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'retrysafe_outbox_cleanup';

@@ -103,6 +103,7 @@ CREATE VIEW @extschema@.outbox_status AS
               WHEN d.paused THEN 'paused'
               WHEN s.backing_off THEN 'backing off'
               WHEN s.backlog = 0 AND waiting.events = 0 THEN 'idle'
+              WHEN s.backlog > 0 AND standby.awaited THEN 'awaiting standby'
               WHEN s.holders IS NULL THEN 'unclaimed'
               ELSE 'publishing' END AS state,
          suspended.reason AS suspended_reason,
@@ -124,6 +125,7 @@ CREATE VIEW @extschema@.outbox_status AS
    CROSS JOIN (SELECT CASE WHEN q.is_called THEN q.last_value ELSE q.last_value - 1 END AS position
                  FROM @extschema@.outbox_log_id_seq q) AS log
    CROSS JOIN (SELECT @extschema@.outbox_suspended_reason() AS reason) AS suspended
+   CROSS JOIN (SELECT @extschema@.outbox_awaits_standby() AS awaited) AS standby
    CROSS JOIN LATERAL (
            SELECT greatest(log.position - pg_catalog.min(b.position), 0) AS backlog,
                   pg_catalog.min(b.position) AS position,
