@@ -7,9 +7,13 @@ import time
 
 import psycopg2
 
-from conftest import eventually, kill, run
+from conftest import eventually, in_spite_of_crashes, kill, run
+from keepers import RedisKeeper, RelayKeeper
 from player import Player
 from strikes import alive, children_of, kill_postmaster, starts
+
+SETTINGS = [("retrysafe.workers_per_database", (0, 1, 2, 3)), ("retrysafe.outbox_retention", ("0", "2s", "5s")),
+            ("retrysafe.outbox_rotation_age", ("1s", "2s", "10s")), ("retrysafe.poll_interval", ("50ms", "200ms", "2s"))]
 
 
 class Killer(Player):
@@ -18,6 +22,7 @@ class Killer(Player):
         self.db, self.destinations, self.actions = db, destinations, actions
         self.log = log
         self.played = 0
+        self.far_is_up = True
         self._lasting = []
 
     def play(self):
@@ -39,12 +44,12 @@ class Killer(Player):
     def server(self):
         return self.db.server
 
-    def lasts(self, action, begin, end):
+    def lasts(self, action, begin, end, times=1):
         """`end` comes after the action's duration, or when all is to end."""
         begin()
 
         def later():
-            self.stop.wait(action.duration)
+            self.stop.wait(action.duration * times)
             end()
         thread = threading.Thread(target=later, daemon=True)
         thread.start()
@@ -160,15 +165,16 @@ class Killer(Player):
         self.up()
         return "done"
 
+    # --- the far sides, and the programs beside the server ---
+
     def hook(self, action):
         return self.destinations.hooks[self.one_of(action, self.destinations.hooks)]
 
     def outage(self, action):
         hook = self.hook(action)
-        with hook.lock:
-            if hook.away:
-                return None
-            hook.away = True
+        if hook.away:
+            return None
+        hook.away = True
 
         def end():
             hook.come_back()
@@ -178,5 +184,90 @@ class Killer(Player):
 
     def bad_answers(self, action):
         hook = self.hook(action)
+        if not hook.kinds:
+            return None
         self.lasts(action, lambda: hook.misbehave(0.5), hook.behave)
         return f"{hook.name} for {action.duration:.1f} s"
+
+    def keeper(self, action, kind):
+        """One that runs, and its process id."""
+        running = {keeper.name: (keeper, pid) for keeper in self.destinations.keepers
+                   if isinstance(keeper, kind) and (pid := keeper.pid)}
+        return running[self.one_of(action, running)] if running else (None, None)
+
+    def end_program(self, action, kind, signal_number):
+        keeper, pid = self.keeper(action, kind)
+        if pid is None:
+            return None
+        keeper.away_until = time.monotonic() + action.duration
+        os.kill(pid, signal_number)
+        return f"{keeper.name}, for {action.duration:.1f} s"
+
+    def kill_relay(self, action):
+        return self.end_program(action, RelayKeeper, signal.SIGKILL)
+
+    def stop_relay(self, action):
+        return self.end_program(action, RelayKeeper, signal.SIGTERM)
+
+    def pause_relay(self, action):
+        return self.pause(action, self.keeper(action, RelayKeeper)[1])
+
+    def kill_redis(self, action):
+        return self.end_program(action, RedisKeeper, signal.SIGKILL)
+
+    def crash_far_server(self, action):
+        far = self.destinations.far
+        if not self.far_is_up:
+            return None
+        self.far_is_up = False
+
+        def end():
+            eventually(lambda: starts(far), timeout=60)
+            self.far_is_up = True
+        self.lasts(action, lambda: far.pg_ctl("stop", "-m", "immediate"), end)
+        return f"for {action.duration:.1f} s"
+
+    # --- what administrators do ---
+
+    def recreate_destination(self, _):
+        return self.destinations.brief()
+
+    def destination(self, action):
+        return self.one_of(action, [name for (name,) in self.db.sql("SELECT name FROM retrysafe.outbox_status")])
+
+    def pause_destination(self, action):
+        name = self.destination(action)
+
+        def resume():
+            eventually(lambda: in_spite_of_crashes(lambda: self.db.sql("SELECT retrysafe.outbox_resume(%s)", name)), timeout=60)
+        self.lasts(action, lambda: self.db.sql("SELECT retrysafe.outbox_pause(%s)", name), resume)
+        return f"{name} for {action.duration:.1f} s"
+
+    def change_destination(self, action):
+        name, events = self.destination(action), 1 + int(action.duration * 50)
+        self.db.sql("SELECT retrysafe.outbox_alter_destination(%s, batch_events => %s)", name, events)
+        return f"{name}: {events} events"
+
+    def retry_dead_letters(self, _):
+        return f"{self.db.value('SELECT sum(retrysafe.outbox_retry(name)) FROM retrysafe.outbox_status')} events"
+
+    def change_settings(self, action):
+        name, values = SETTINGS[int(action.pick * len(SETTINGS))]
+        value = values[int(action.duration * 100) % len(values)]
+        self.server.set(name, value)
+        return f"{name} = {value}"
+
+    def hold_snapshot(self, action):
+        """Half of them have looked at the log, and keep it from being emptied."""
+        connection = self.server.connect(self.db.name, autocommit=False)
+        connection.set_session(isolation_level="REPEATABLE READ")
+        run(connection, "SELECT count(*) FROM retrysafe.outbox_events" if action.pick < 0.5 else "SELECT")
+        self.lasts(action, lambda: None, connection.close, times=3)
+        return f"for {action.duration * 3:.1f} s"
+
+    def dump(self, action):
+        """It may well fail when something else happens."""
+        program = self.server.bindir() / "pg_dump"
+        process = subprocess.Popen([program, "-d", self.server.dsn(self.db.name), "-f", "/dev/null"], stderr=subprocess.DEVNULL)
+        self.lasts(action, lambda: None, process.wait)
+        return "begun"

@@ -7,7 +7,11 @@ DECK = {
     "terminate worker": 3, "kill worker": 2, "cancel worker": 1, "pause worker": 1,
     "terminate backend": 3, "kill backend": 2, "cancel backend": 2,
     "kill server process": 1, "kill postmaster": 2, "stop immediately": 2, "restart": 2,
-    "outage": 3, "bad answers": 3,
+    "outage": 4, "bad answers": 4,
+    "kill relay": 2, "stop relay": 1, "pause relay": 1,
+    "kill redis": 1, "crash far server": 1,
+    "recreate destination": 2, "pause destination": 1, "change destination": 1, "retry dead letters": 1,
+    "change settings": 2, "hold snapshot": 2, "dump": 1,
 }
 PAUSE = 4.0  # seconds between two actions, on average
 CALM = 5.0   # so long nothing happens in the beginning

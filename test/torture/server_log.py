@@ -17,7 +17,6 @@ EXPECTED = [
     ("57P01", ""), ("57P02", ""), ("57P03", ""),   # terminated, crashed, starting up
     ("42704", "prepared transaction"),             # the writer comes too late, the resolver had it
     ("RS210", ""), ("RS211", ""),                  # a puller that forgot a batch, or stood still, beyond its lease
-    ("RS217", "a claim was lost"),
     ("08006", ""), ("08P01", "unexpected EOF"),
 ]
 

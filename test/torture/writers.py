@@ -13,12 +13,13 @@ from player import Player
 
 HOT = 5       # ordering keys, and keys of requests, that all writers share
 TTL = "1 day"  # of the answers that live as long as the run
+LIFETIME = 4   # seconds, of the others: they are in the ring
 
 SETUP = f"""
 CREATE TABLE done (name text PRIMARY KEY);
 CREATE TABLE hot (key text PRIMARY KEY, n bigint NOT NULL DEFAULT 0) WITH (fillfactor = 10);
 INSERT INTO hot SELECT 'h' || i FROM generate_series(1, {HOT}) i;
-CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, key text, hash text, name text);
+CREATE TABLE effects (id bigint GENERATED ALWAYS AS IDENTITY, key text, hash text, name text, begun timestamptz, completed timestamptz);
 CREATE FUNCTION emit_and_fail(event_key text, payload jsonb) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM retrysafe.outbox_emit(NULL, event_key, 'failed', payload);
@@ -28,6 +29,10 @@ END $$;
 """
 # What a client has to be ready for: serialisation, deadlocks, timeouts, being cancelled or ended, a full disk.
 EXPECTED = {"40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "53100"}
+
+
+def short_lived(key):
+    return key.startswith("short")
 
 
 class Writer(Player):
@@ -162,7 +167,9 @@ class Writer(Player):
 
     def any_request(self, q, t):
         choice = self.r.random()
-        if choice < 0.3:
+        if choice < 0.1:
+            key = f"short{self.r.randint(1, 20)}"
+        elif choice < 0.3:
             key = f"hot{self.r.randint(1, HOT)}"
         elif choice < 0.6:
             key = f"warm{self.r.randint(1, 200)}"
@@ -172,14 +179,18 @@ class Writer(Player):
 
     def request(self, q, t, key, request_hash):
         function = "idem_begin" if self.r.random() < 0.7 else "idem_try_begin"
-        q.execute(f"SELECT outcome, response FROM retrysafe.{function}(%s, %s, ttl => '{TTL}')", (key, request_hash))
+        q.execute(f"SELECT outcome, response FROM retrysafe.{function}(%s, %s, ttl => %s)",
+                  (key, request_hash, None if short_lived(key) else TTL))
         outcome, response = q.fetchone()
         self.counts[outcome] += 1
         if outcome == "new":
-            q.execute("INSERT INTO effects (key, hash, name) VALUES (%s, %s, %s) RETURNING id", (key, request_hash, t.name))
+            q.execute("INSERT INTO effects (key, hash, name, begun) VALUES (%s, %s, %s, clock_timestamp()) RETURNING id",
+                      (key, request_hash, t.name))
             effect = q.fetchone()[0]
             self.emit(q, t, f"{key}/{t.name}", "request", idempotency_key=key)
             q.execute("SELECT retrysafe.idem_complete(%s, %s)", (key, json.dumps({"effect": effect})))
+            if short_lived(key):
+                q.execute("UPDATE effects SET completed = clock_timestamp() WHERE id = %s", (effect,))
             t.effects.append([key, request_hash, effect])
         elif outcome == "replay":
             # An answer of this very transaction is not one that was given.
