@@ -21,6 +21,9 @@ for file in "${files[@]}"; do
     test/isolation/expected/*.out) has "test/isolation/specs/${name%.out}.spec" "$file belongs to no test" ;;
     test/tap/*.pl | test/tap/*.pm) ;;
     test/unit/*_test.cpp) ;;
+    test/fuzz/*.hpp) ;; # what the targets have in common
+    test/fuzz/*.cpp) has "test/fuzz/corpus/${name%.cpp}" "$file: there are no inputs to begin with" ;;
+    test/fuzz/corpus/*/*) has "test/fuzz/$(basename "$(dirname "$file")").cpp" "$file belongs to no target" ;;
     test/system/brokers/contract.py) ;; # tests that each kind of broker takes over
     test/system/test_*.py | test/sinks/test_*.py)
       grep -qE '^ *def test_|^from brokers.contract import' "$file" || complain "$file has no test"
@@ -46,6 +49,7 @@ while read -r _ file; do
   case $file in *.cpp) has "$file" "src/sources.txt names $file, which is not there" ;; esac
 done < <(grep -v '^#' src/sources.txt)
 awk '!/^#/ && seen[$0]++ { print "src/sources.txt names " $2 " twice"; found = 1 } END { exit found }' src/sources.txt || status=1
+grep -qE 'step .*scripts/fuzz --seconds' scripts/check || complain "scripts/check does not run scripts/fuzz"
 grep -qE 'step .*\.ci/checks/run$' scripts/check || complain "scripts/check does not run .ci/checks/run"
 grep -qE 'step .*\.ci/checks/analysis\.sh$' scripts/check || complain "scripts/check does not run .ci/checks/analysis.sh"
 version=$(sed -n "s/^default_version = '\(.*\)'/\1/p" retrysafe.control)

@@ -68,6 +68,7 @@ class Reader {
     }
     std::uint32_t code = 0;
     if (c != 'u' || !hex(&code)) return false;
+    if (code >= 0xdc00 && code <= 0xdfff) return false;  // the second half of a pair without the first
     if (code >= 0xd800 && code < 0xdc00) {
       std::uint32_t low = 0;
       if (!rest_.starts_with("\\u")) return false;

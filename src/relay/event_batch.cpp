@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <stdexcept>
 #include <vector>
 
 #include "core/batch_handle.hpp"
@@ -40,9 +41,11 @@ EventBatch::EventBatch(Result rows, std::string_view database) : rows_(std::move
     if (PQgetisnull(rows_.get(), r, column)) return {nullptr, 0};
     return {PQgetvalue(rows_.get(), r, column), static_cast<size_t>(PQgetlength(rows_.get(), r, column))};
   };
-  // Of a column that is never null, in its binary form.
-  const auto bytes_at = [&](size_t row, Column column) {
-    return PQgetvalue(rows_.get(), static_cast<int>(row), column);
+  // Of a column that is never null, in its binary form, which is of that size.
+  const auto bytes_at = [&](size_t row, Column column, size_t size) {
+    const retrysafe_text value = at(row, column);
+    if (value.size != size) throw std::runtime_error("the database hands out events in an unknown form");
+    return value.data;
   };
   // The binary form of jsonb is a version byte and the text.
   const auto json_at = [&](size_t row, Column column) -> retrysafe_text {
@@ -61,11 +64,11 @@ EventBatch::EventBatch(Result rows, std::string_view database) : rows_(std::move
     Written &written = written_[i];
     retrysafe_event &event = items_[i].event;
     Uuid id;
-    std::memcpy(id.data(), bytes_at(i, kEventId), id.size());
+    std::memcpy(id.data(), bytes_at(i, kEventId, id.size()), id.size());
     written.id = format_uuid(id);
     event.id = {written.id.data(), written.id.size()};
-    event.time = {written.time, event_time(number<std::int64_t>(bytes_at(i, kCreatedAt)), written.time)};
-    event.attempt = number<std::int32_t>(bytes_at(i, kAttempt));
+    event.time = {written.time, event_time(number<std::int64_t>(bytes_at(i, kCreatedAt, 8)), written.time)};
+    event.attempt = number<std::int32_t>(bytes_at(i, kAttempt, 4));
     event.type = at(i, kType);
     event.event_key = at(i, kKey);
     event.scope = at(i, kScope);

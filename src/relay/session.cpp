@@ -15,6 +15,7 @@ namespace {
 constexpr Milliseconds kRetry = 100;
 constexpr Milliseconds kRetryMax = 10'000;
 constexpr Milliseconds kStatementTimeout = 30'000;
+constexpr Milliseconds kLongestTimeout = 24 * 3600 * 1000;
 
 std::string one_line(const char *message) {
   std::string text = message ? message : "";
@@ -76,7 +77,10 @@ Hosts::Hosts(const std::string &connection) {
     else
       common.emplace_back(keyword, option->val);
     if (keyword == "password") has_password_ = true;
-    if (keyword == "connect_timeout" && std::atoi(option->val) > 0) timeout_ = std::atoi(option->val) * 1000;
+    if (keyword == "connect_timeout") {
+      const long seconds = std::min(std::strtol(option->val, nullptr, 10), kLongestTimeout / 1000);
+      if (seconds > 0) timeout_ = seconds * 1000;
+    }
   }
   PQconninfoFree(given);
   const auto default_to = [&](const char *keyword, const char *value) {

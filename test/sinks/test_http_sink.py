@@ -224,7 +224,8 @@ def test_retry_after(receiver):
 
 @pytest.mark.parametrize("behaviour", [
     Reset, Close, Raw(b""), Raw(b"\x00\xff\xfegarbage\r\n\r\n"), Raw(b"HTTP/1.1 200"), Raw(b"HTTP/1.1 200 OK\r\nX-Half: "),
-    Raw(b"HTTP/9.9 banana\r\n\r\n"), Raw(b"SSH-2.0-OpenSSH_9.2\r\n")])
+    Raw(b"HTTP/9.9 banana\r\n\r\n"), Raw(b"hTTP/1.1 500 No\r\n\r\n"), Raw(b"HTTP/banana 500\r\n\r\nHTTP/1.1 200 OK\r\n\r\n"), Raw(b"HTTP/1.1 2000 OK\r\n\r\n"),
+    Raw(b"SSH-2.0-OpenSSH_9.2\r\n")])
 def test_no_answer(receiver, behaviour):
     outcome = status_of(receiver, behaviour)
     assert outcome.status == UNREACHABLE

@@ -35,6 +35,21 @@ bool is_plain(std::string_view value) {
   return std::all_of(value.begin(), value.end(), [](char c) { return c >= ' ' && c <= '~'; });
 }
 
+// "HTTP/1.1 202 Accepted", 0 for anything else. The library is not to be asked: it takes whatever follows
+// "http/" for a 200, and an event would be delivered that nobody has accepted.
+long status_in(std::string_view line) {
+  const auto digit = [&](size_t i) { return i < line.size() && line[i] >= '0' && line[i] <= '9'; };
+  if (!line.starts_with("HTTP/") || !digit(5)) return 0;
+  const size_t blank = line.size() > 6 && line[6] == '.' && digit(7) ? 8 : 6;
+  const size_t end = blank + 4;
+  if (line.size() <= end || line[blank] != ' ' || !digit(blank + 1) || !digit(blank + 2) ||
+      !digit(blank + 3) || std::string_view(" \r\n").find(line[end]) == std::string_view::npos)
+    return 0;
+  long status = 0;
+  std::from_chars(line.data() + blank + 1, line.data() + end, status);
+  return status;
+}
+
 // Seconds or a date; -1 when there is neither. Newer versions of libcurl know the header as well, and cut it
 // to six hours.
 int32_t retry_after_ms(CURL *easy) {
@@ -108,6 +123,7 @@ Transfer *Transfer::of(CURL *handle) {
 void Transfer::prepare(const retrysafe_event &event) {
   tag_ = event.tag;
   event_id_.assign(event.id.data, event.id.size);
+  status_ = kNone;
   head_complete_ = false;
   answer_bytes_ = 0;
   answer_.clear();
@@ -182,9 +198,8 @@ void Transfer::link_headers() {
 retrysafe_outcome Transfer::judge(CURLcode code, bool *open) {
   retrysafe_outcome outcome;
   *open = false;
-  long status = 0;
-  curl_easy_getinfo(easy_.get(), CURLINFO_RESPONSE_CODE, &status);
   // The status is the answer. Whether the rest of the body came through changes nothing.
+  const long status = status_;
   const bool answered = head_complete_ && status >= 200;
   if (!answered) {
     sink::report(&outcome, tag_, RETRYSAFE_UNREACHABLE, failure(code));
@@ -228,7 +243,11 @@ size_t Transfer::on_head(char *data, size_t size, size_t count, void *self) {
   auto *transfer = static_cast<Transfer *>(self);
   const std::string_view line(data, size * count);
   // Of an interim answer (1xx) there is a head as well; the real one begins anew.
-  if (line.starts_with("HTTP/")) transfer->head_complete_ = false;
+  if (transfer->head_complete_ && transfer->status_ < 200) {
+    transfer->head_complete_ = false;
+    transfer->status_ = kNone;
+  }
+  if (transfer->status_ == kNone) transfer->status_ = status_in(line);
   if (line == "\r\n" || line == "\n") transfer->head_complete_ = true;
   return size * count;
 }

@@ -34,6 +34,8 @@ class Transfer {
   retrysafe_outcome judge(CURLcode code, bool *open);
 
  private:
+  static constexpr long kNone = -1;
+
   void add_header(std::string_view name, std::string_view value, bool encode);
   void link_headers();
   std::string shown_answer() const;
@@ -52,6 +54,7 @@ class Transfer {
 
   uint64_t tag_ = 0;
   std::string event_id_;
+  long status_ = kNone;  // of the head that is being read, or was read last
   bool head_complete_ = false;
   size_t answer_bytes_ = 0;
   std::string answer_;           // its beginning

@@ -1,0 +1,26 @@
+// Templates of topics, subjects and routing keys: one up to a NUL, then an event.
+#include "core/route_template.hpp"
+
+#include <stdexcept>
+
+#include "input.hpp"
+
+using namespace retrysafe;
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  fuzz::Input input(data, size);
+  const std::string text = input.until('\0');
+  const fuzz::InputEvent event(&input);
+  const bool good = is_route_template(text);
+  try {
+    const RouteTemplate route(text);
+    fuzz::require(good);
+    std::string name = "left over", reason;
+    const bool found = route.expand(*event, &name, &reason);
+    fuzz::require(found ? !name.empty() : !reason.empty());
+    if (route.is_constant()) fuzz::require(found && name == route.constant());
+  } catch (const std::invalid_argument &) {
+    fuzz::require(!good);
+  }
+  return 0;
+}

@@ -1,0 +1,40 @@
+// Connection strings of the relay.
+#include "relay/session.hpp"
+
+#include <gtest/gtest.h>
+
+#include "relay/configuration.hpp"
+
+namespace retrysafe::relay {
+namespace {
+
+TEST(RelayHosts, EachHostByItself) {
+  const Hosts hosts("host=a,b,c port=5432 connect_timeout=3");
+  EXPECT_EQ(hosts.count(), 3u);
+  EXPECT_EQ(hosts.timeout(), 3000);
+  EXPECT_FALSE(hosts.has_password());
+  EXPECT_TRUE(Hosts("postgresql://me:secret@a/shop").has_password());
+}
+
+TEST(RelayHosts, ATimeoutThatIsNone) {
+  const Milliseconds otherwise = Hosts("host=a").timeout();
+  for (const char *none : {"0", "-1", "soon"})
+    EXPECT_EQ(Hosts(std::string("host=a connect_timeout=") + none).timeout(), otherwise) << none;
+}
+
+TEST(RelayHosts, AVeryLongTimeoutIsADay) {
+  for (const char *seconds : {"86400", "3000000", "4294968", "99999999999999999999"})
+    EXPECT_EQ(Hosts(std::string("host=a connect_timeout=") + seconds).timeout(), 86'400'000) << seconds;
+}
+
+TEST(RelayHosts, RefusesWithoutRepeatingWhatWasWritten) {
+  try {
+    const Hosts hosts("host=a password='secret");
+    FAIL();
+  } catch (const ConfigurationError &error) {
+    EXPECT_EQ(std::string(error.what()).find("secret"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace retrysafe::relay
