@@ -70,3 +70,26 @@ node_driver() {
 free_port() {
   /usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
+
+# A folder with a pg_config and all programs of the server's version, in which the server itself is started by way of
+# the given command: below a checker of memory, say. Prints the path of the pg_config.
+wrapped_server() { # FOLDER COMMAND…
+  local folder=$1 program
+  shift
+  rm -rf "$folder" && mkdir -p "$folder"
+  for program in "$pg_bindir"/*; do ln -s "$program" "$folder/"; done
+  # These look for the server beside themselves, where they really are.
+  for program in pg_ctl initdb pg_rewind; do cp --remove-destination -L "$pg_bindir/$program" "$folder/$program"; done
+  rm -f "$folder/postgres" "$folder/pg_config"
+  cat >"$folder/postgres" <<SCRIPT
+#!/bin/sh
+case \$1 in -V | --version | --boot | --single | -C | --check) exec "$pg_bindir/postgres" "\$@" ;; esac
+exec $* "$pg_bindir/postgres" "\$@"
+SCRIPT
+  cat >"$folder/pg_config" <<SCRIPT
+#!/bin/sh
+if [ "\$*" = --bindir ]; then echo "$folder"; else exec "$pg_config" "\$@"; fi
+SCRIPT
+  chmod +x "$folder/postgres" "$folder/pg_config"
+  echo "$folder/pg_config"
+}
