@@ -334,16 +334,30 @@ def test_two_relays_and_a_worker_share_a_destination(db):
 
 @pytest.mark.slow
 def test_four_relays_of_which_one_is_killed(db):
+    """The others have its shards when its leases end."""
     destination = null(db, shards=8, batch_events=10, lease="'3 s'", options='"delay_ms": 5, "parallel": 4')
-    relays = [relay(db, "d").ready() for _ in range(4)]
+    relays = [relay(db, "d", connection=f"{db.server.dsn(db.name)} application_name=relay-{i}").ready() for i in range(4)]
+
+    def of_first():
+        return db.value("""SELECT count(*) FROM outbox_shards s JOIN pg_stat_activity a ON s.holder LIKE '%%.' || to_hex(a.pid)
+            WHERE a.application_name = 'relay-0' AND s.lease_until > clock_timestamp()""")
     try:
         emit_many(db, 4000, keys=80)
-        eventually(lambda: len({a.pid for a in destination.attempts()}) == 4, timeout=60)
+        eventually(lambda: len({a.pid for a in destination.attempts()}) == 4 and of_first() > 0, timeout=60)
         relays[0].kill()
-        eventually(lambda: status(db)["delivered"] == 4000, timeout=60)
-        ids = collections.Counter(a.id for a in destination.attempts(DELIVERED))
+        assert status(db)["delivered"] < 4000
+        leases_end = db.value("SELECT max(lease_until) FROM outbox_shards WHERE holder IS NOT NULL")
+        eventually(lambda: db.value("SELECT clock_timestamp()") > leases_end)
+        # Long before their sleep of 30 s ends.
+        eventually(lambda: status(db)["delivered"] == 4000, timeout=20)
+        arrived = destination.attempts(DELIVERED)
+        ids = collections.Counter(a.id for a in arrived)
         assert len(ids) == 4000
         assert sum(ids.values()) - 4000 <= 10 * 8, "no more copies than were in flight"
+        first_copies = {}
+        for attempt in arrived:
+            first_copies.setdefault(attempt.id, attempt)
+        assert_in_order(first_copies.values(), 80)
         assert [r.stop() for r in relays[1:]] == [0, 0, 0]
     finally:
         for process in relays:

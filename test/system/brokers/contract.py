@@ -20,6 +20,7 @@ import closing
 from brokers.broker import Broker, Message  # noqa: F401
 from conftest import eventually, run
 from receiver import Receiver
+from relay_process import Relay
 
 EVENTS, KEYS = 10_000, 100
 
@@ -150,6 +151,30 @@ class Contract:
             killed.set()
             emitter.join()
         await_delivery(db, "d", EVENTS)
+        assert status(db, "d")["dead"] == 0
+        received = messages(db, broker)
+        assert_complete_and_in_order(db, received)
+        closing.balance(db, "d", [m.id for m in received], committed=[f"event-{n}" for n in range(EVENTS)])
+
+    def test_a_relay_is_killed_in_the_middle_and_then_the_broker(self, db, broker):
+        """Another relay goes on when the lease of the first one ends, and when the broker is back."""
+        create(db, "d", broker.kind, broker.options(), workers=False, lease="2 s", batch_events=100)
+        emit_many(db, 0, EVENTS // 2)
+        arguments = "--allowed-addresses", "127.0.0.1, ::1", "d"
+        with Relay(db, *arguments) as first:
+            eventually(lambda: status(db, "d")["delivered"] >= EVENTS // 10, message=first.log)
+            first.kill()
+        assert status(db, "d")["backlog"] > 0
+        with Relay(db, *arguments) as second:
+            eventually(lambda: status(db, "d")["delivered"] >= EVENTS // 2, message=second.log)
+            broker.kill()
+            try:
+                emit_many(db, EVENTS // 2, EVENTS // 2)
+                eventually(lambda: status(db, "d")["last_error"], message=second.log)
+            finally:
+                broker.start()
+            await_delivery(db, "d", EVENTS)
+            assert second.stop() == 0
         assert status(db, "d")["dead"] == 0
         received = messages(db, broker)
         assert_complete_and_in_order(db, received)
