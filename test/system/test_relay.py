@@ -451,6 +451,18 @@ def test_a_batch_that_takes_longer_than_its_lease_keeps_it(db):
         assert len(destination.attempts(DELIVERED)) == 5
 
 
+def test_a_sink_that_forgets_to_ask_for_a_call_is_looked_after(db):
+    """Nothing wakes the relay for it but the renewal of the lease."""
+    destination = null(db, lease="'1 s'")
+    destination.tell("forget")
+    with relay(db, "d") as process:
+        process.ready()
+        emit(db, "a")
+        eventually(lambda: status(db)["holders"])
+        destination.tell("ok")
+        eventually(lambda: status(db)["delivered"] == 1, message=process.log)
+
+
 def test_a_late_record_is_refused_and_the_batch_dropped(db):
     destination = null(db, lease="'5 s'")
     destination.tell("hang")
