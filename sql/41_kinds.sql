@@ -49,5 +49,18 @@ SELECT l, public.t41(format('SELECT outbox_register_kind(''k41'', ''l'', %L)', l
                     '[{"name": "a", "type": "string", "required": "yes"}]', '[{"name": "a", "type": "secret", "default": "x"}]',
                     '[{"name": 1, "type": "string"}]', '[{"name": "a", "type": "string", "default": {}}]']::jsonb[]) AS l;
 SELECT public.t41('SELECT outbox_unregister_kind(NULL)');
+
+-- Names that the broker of a built-in kind never takes: refused at once, also where the destination is altered.
+SELECT k, o, public.t41(format('SELECT outbox_create_destination(''t41'', %L, %L)', k, o))
+  FROM (VALUES ('kafka', '{"brokers": "h", "topic": "my topic"}'::jsonb), ('nats', '{"servers": "h", "subject": "a..b"}'),
+               ('nats', '{"servers": "h", "subject": "s", "stream": "a.b"}'),
+               ('nats', '{"servers": "h", "subject": "s", "inbox_prefix": "$X.*"}'),
+               ('rabbitmq', '{"host": "h", "user": "u", "password": "p", "exchange": ""}'),
+               ('kafka', '{"brokers": "h", "topic": "t.{type}"}')) AS t (k, o);
+SELECT public.t41(format('SELECT outbox_create_destination(''long'', ''rabbitmq'', %L)',
+                         jsonb_build_object('host', 'h', 'user', 'u', 'password', 'p', o, repeat('x', 256))))
+  FROM unnest('{exchange,routing_key}'::text[]) AS o;
+SELECT public.t41($$SELECT outbox_alter_destination('t41', '{"topic": "no/topic"}')$$);
+SELECT outbox_drop_destination('t41');
 SELECT outbox_unregister_kind('queue41'), outbox_unregister_kind('queue41'), outbox_unregister_kind('http');
 DROP FUNCTION public.t41;

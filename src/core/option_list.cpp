@@ -6,8 +6,6 @@
 #include <cstdio>
 #include <string>
 
-#include "core/route_template.hpp"
-
 namespace retrysafe {
 
 namespace {
@@ -186,6 +184,13 @@ bool is_good(const OptionDescription &option, OptionSource source, const GivenOp
   return within(option, text.size());
 }
 
+// By the rule of the option's broker; null: nothing is wrong.
+const char *name_problem(const OptionName &name, std::string_view text) {
+  const OptionDescription &option = *name.description;
+  if (!option.rule || name.source != OptionSource::kInline) return nullptr;
+  return option.type == kTemplate ? RouteTemplate(text, option.rule).problem() : option.rule(text);
+}
+
 std::string expectation(const OptionName &name) {
   if (name.description->type == kSecret && name.source == OptionSource::kServerFile)
     return "It must be the path of a file, as a string.";
@@ -234,9 +239,13 @@ bool check_options(OptionList list, std::span<const GivenOption> given, OptionPr
     if (!name.description)
       return refuse(problem, known_names(list), "unknown option \"%.*s\"",
                     static_cast<int>(option.name.size()), option.name.data());
-    if (option.kind != JsonKind::kNull && !is_good(*name.description, name.source, option))
+    if (option.kind == JsonKind::kNull) continue;
+    if (!is_good(*name.description, name.source, option))
       return refuse(problem, expectation(name), "invalid value of option \"%.*s\"",
                     static_cast<int>(option.name.size()), option.name.data());
+    if (const char *why = name_problem(name, option.text))
+      return refuse(problem, "The far side takes no such name.", "option \"%.*s\" %s",
+                    static_cast<int>(option.name.size()), option.name.data(), why);
   }
   for (const OptionDescription &option : list) {
     const auto forms = std::count_if(given.begin(), given.end(), [&](const GivenOption &g) {

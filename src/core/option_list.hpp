@@ -12,6 +12,8 @@
 #include <span>
 #include <string_view>
 
+#include "core/route_template.hpp"
+
 namespace retrysafe {
 
 // Milliseconds.
@@ -42,6 +44,7 @@ struct OptionDescription {
   int64_t max = std::numeric_limits<int64_t>::max();
   std::string_view choices{};  // enum: separated by '|'
   bool addresses = false;      // string: hosts, where user and password do not belong
+  NameRule rule = nullptr;     // string, and template that is the same for all events: what names are legal
 };
 
 using OptionList = std::span<const OptionDescription>;

@@ -10,6 +10,7 @@ namespace retrysafe {
 namespace {
 
 constexpr std::string_view kHeaderPrefix = "header:";
+constexpr size_t kLongestShown = 100;  // reasons have little room
 
 bool is_placeholder(std::string_view name) {
   return name == "type" || name == "ordering_key" ||
@@ -54,7 +55,7 @@ bool is_route_template(std::string_view text) {
   return !text.empty() && parse(text, ignore, ignore);
 }
 
-RouteTemplate::RouteTemplate(std::string_view text) {
+RouteTemplate::RouteTemplate(std::string_view text, NameRule rule) : rule_(rule) {
   const auto literal = [&](std::string_view piece) {
     if (parts_.empty() || parts_.back().source != Source::kLiteral) parts_.push_back({Source::kLiteral, {}});
     parts_.back().text += piece;
@@ -73,6 +74,10 @@ RouteTemplate::RouteTemplate(std::string_view text) {
 
 bool RouteTemplate::is_constant() const {
   return parts_.size() == 1 && parts_.front().source == Source::kLiteral;
+}
+
+const char *RouteTemplate::problem() const {
+  return rule_ && is_constant() ? rule_(parts_.front().text) : nullptr;
 }
 
 bool RouteTemplate::expand(const retrysafe_event &event, std::string *name, std::string *reason) const {
@@ -101,8 +106,15 @@ bool RouteTemplate::expand(const retrysafe_event &event, std::string *name, std:
     }
     name->append(value->data, value->size);
   }
-  if (!name->empty()) return true;
-  *reason = "the route of the event is empty";
+  if (name->empty()) {
+    *reason = "the route of the event is empty";
+    return false;
+  }
+  const char *problem = rule_ ? rule_(*name) : nullptr;
+  if (!problem) return true;
+  *reason = name->size() <= kLongestShown ? "\"" + *name + "\" "
+                                          : "a name of " + std::to_string(name->size()) + " bytes ";
+  *reason += problem;
   return false;
 }
 

@@ -37,7 +37,7 @@ def test_an_illegal_subject_is_a_dead_letter_at_once(db, broker):
     await_delivery(db, "d", 1)
     eventually(lambda: status(db, "d")["dead"] == 1)
     assert db.sql("SELECT event_key, reason, attempts FROM outbox_dead_letters") == [
-        ("bad", "its subject has a blank or a control character", 1)]
+        ("bad", '"events.order paid" has a blank or a control character', 1)]
 
 
 def test_events_that_no_stream_takes_do_not_stop_the_others(db, broker):

@@ -55,4 +55,4 @@ def test_a_route_that_is_no_name(db, broker):
     await_delivery(db, "d", 1)
     assert dict(db.sql("SELECT event_key, reason FROM outbox_dead_letters WHERE attempts = 1")) == {
         "without": 'routing key: the event has no header "region", which its route is made from',
-        "long": "routing key of 261 bytes; AMQP allows 255"}
+        "long": "routing key: a name of 261 bytes is longer than the 255 bytes that AMQP allows"}

@@ -20,7 +20,8 @@ TEST(EventFields, ControlCharacters) {
 TEST(EventFields, NumbersAtTheEnd) {
   for (const char *key : {"k~1", "~0", "k~00123456789012345678901234567890", "~~1", "a~1~2", "\xc3\xbc~9"})
     EXPECT_TRUE(ends_in_number(key)) << key;
-  for (const char *key : {"", "~", "1", "123", "k~", "k-1", "k~1x", "k~1 ", "k~x1", "~1~", "k~\xd9\xa1", "k1"})
+  for (const char *key :
+       {"", "~", "1", "123", "k~", "k-1", "k~1x", "k~1 ", "k~x1", "~1~", "k~\xd9\xa1", "k1"})
     EXPECT_FALSE(ends_in_number(key)) << key;
 }
 

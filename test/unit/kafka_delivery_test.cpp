@@ -30,16 +30,6 @@ TEST(KafkaDelivery, WhatTheLibrarySaysItselfIsTheDestinations) {
   EXPECT_EQ(judge(RD_KAFKA_RESP_ERR__UNKNOWN_PARTITION), Verdict::kTopic);
 }
 
-TEST(KafkaDelivery, NamesOfTopics) {
-  for (const char *good : {"a", "orders", "Shop.orders_v2-EU", "...", "_", "0"})
-    EXPECT_TRUE(is_topic_name(good)) << good;
-  for (const char *bad : {"", ".", "..", "a b", "a/b", "größe", "a\n", "a:b", "a*"})
-    EXPECT_FALSE(is_topic_name(bad)) << bad;
-  EXPECT_TRUE(is_topic_name(std::string(249, 'x')));
-  EXPECT_FALSE(is_topic_name(std::string(250, 'x')));
-  EXPECT_FALSE(is_topic_name(std::string("a\0b", 3)));
-}
-
 TEST(KafkaDelivery, TextWithoutWhatChanges) {
   EXPECT_EQ(stable_text("b:1/bootstrap: Connect to ipv4#127.0.0.1:1 failed: Connection refused (after 12ms "
                         "in state CONNECT, "

@@ -125,6 +125,29 @@ TEST(OptionList, Templates) {
   EXPECT_NE(std::string(problem.hint).find("{header:NAME}"), std::string::npos);
 }
 
+TEST(OptionList, NamesThatABrokerNeverTakes) {
+  const auto fixed = [](std::string_view kind, GivenOption where, GivenOption name) {
+    return problem_of(kind, {where, name});
+  };
+  const GivenOption brokers = text("brokers", "h"), servers = text("servers", "h");
+  EXPECT_EQ(fixed("kafka", brokers, text("topic", "orders")), "");
+  EXPECT_EQ(fixed("kafka", brokers, text("topic", "my {type}")), "") << "depends on the event";
+  EXPECT_NE(
+      fixed("kafka", brokers, text("topic", "my topic")).find("option \"topic\" is not a name of a topic"),
+      std::string::npos);
+  EXPECT_NE(fixed("kafka", brokers, text("topic", "a{{b}}")), "");
+  EXPECT_NE(fixed("nats", servers, text("subject", "$JS.API.INFO")).find("is reserved"), std::string::npos);
+  for (const GivenOption &bad : {text("stream", "a.b"), text("inbox_prefix", "a..b")})
+    EXPECT_NE(problem_of("nats", {servers, text("subject", "s"), bad}), "") << bad.name;
+  const std::string long_name(256, 'x');
+  for (const char *option : {"exchange", "routing_key"})
+    EXPECT_NE(problem_of("rabbitmq", {text("host", "h"), text("user", "u"), text("password", "p"),
+                                      text(option, long_name)}),
+              "")
+        << option;
+  EXPECT_EQ(fixed("redis", text("host", "h"), text("stream", "any *{{}}")), "");
+}
+
 TEST(OptionList, HeadersAreStringsWithGoodNames) {
   const auto problem = [](std::string_view name, JsonKind kind, std::string_view value) {
     const GivenOption member{name, kind, value};

@@ -82,6 +82,26 @@ TEST(RouteTemplate, Syntax) {
   }
 }
 
+const char *no_blanks(std::string_view name) {
+  return name.find(' ') == std::string_view::npos ? nullptr : "has a blank";
+}
+
+TEST(RouteTemplate, NamesThatTheRuleForbids) {
+  retrysafe_event event{};
+  event.type = {"a b", 3};
+  std::string name, reason;
+  EXPECT_FALSE(RouteTemplate("x.{type}", no_blanks).expand(event, &name, &reason));
+  EXPECT_EQ(reason, "\"x.a b\" has a blank");
+  const std::string long_name(98, 'x');
+  EXPECT_FALSE(RouteTemplate(long_name + "{type}", no_blanks).expand(event, &name, &reason));
+  EXPECT_EQ(reason, "a name of 101 bytes has a blank");
+  EXPECT_TRUE(RouteTemplate("x.{type}").expand(event, &name, &reason));
+  EXPECT_FALSE(RouteTemplate("x.{type}", no_blanks).problem()) << "depends on the event";
+  EXPECT_STREQ(RouteTemplate("x {{y}}", no_blanks).problem(), "has a blank");
+  EXPECT_FALSE(RouteTemplate("x", no_blanks).problem());
+  EXPECT_FALSE(RouteTemplate("x y").problem());
+}
+
 TEST(RouteTemplate, KnowsWhetherEveryEventGoesToTheSamePlace) {
   EXPECT_TRUE(RouteTemplate("a{{b}}").is_constant());
   EXPECT_FALSE(RouteTemplate("a{type}").is_constant());

@@ -1,4 +1,5 @@
 #include "core/kinds/kinds.hpp"
+#include "core/kinds/names.hpp"
 
 namespace retrysafe::kinds {
 
@@ -19,7 +20,8 @@ constexpr OptionDescription options[] = {
      .description = "Topic, or a template of it.",
      .required = true,
      .min = 1,
-     .max = 1024},
+     .max = 1024,
+     .rule = topic_problem},
     {.name = "mode",
      .type = kEnum,
      .description = "CloudEvents content mode: the payload as value and attributes as headers, or one JSON "

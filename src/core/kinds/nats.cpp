@@ -1,4 +1,5 @@
 #include "core/kinds/kinds.hpp"
+#include "core/kinds/names.hpp"
 
 namespace retrysafe::kinds {
 
@@ -20,12 +21,14 @@ constexpr OptionDescription options[] = {
      .description = "Subject to publish on; a template over {type}, {ordering_key} and {header:NAME}.",
      .required = true,
      .min = 1,
-     .max = 1024},
+     .max = 1024,
+     .rule = event_subject_problem},
     {.name = "stream",
      .type = kString,
      .description = "Name of the stream that has to take the messages; by default whichever does.",
      .min = 1,
-     .max = 255},
+     .max = 255,
+     .rule = stream_problem},
     {.name = "mode",
      .type = kEnum,
      .description =
@@ -71,7 +74,8 @@ constexpr OptionDescription options[] = {
      .description = "Beginning of the subject on which acknowledgements come back.",
      .default_value = "_INBOX",
      .min = 1,
-     .max = 255},
+     .max = 255,
+     .rule = subject_problem},
     {.name = "connect_timeout",
      .type = kDuration,
      .description = "How long connecting to one address may take.",

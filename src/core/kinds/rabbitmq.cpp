@@ -1,4 +1,5 @@
 #include "core/kinds/kinds.hpp"
+#include "core/kinds/names.hpp"
 
 namespace retrysafe::kinds {
 
@@ -46,13 +47,15 @@ constexpr OptionDescription options[] = {
          "Exchange to publish to; by default the broker's default exchange, whose routing keys are names of "
          "queues.",
      .min = 1,
-     .max = 1024},
+     .max = 1024,
+     .rule = short_string_problem},
     {.name = "routing_key",
      .type = kTemplate,
      .description = "Routing key.",
      .default_value = "{type}",
      .min = 1,
-     .max = 1024},
+     .max = 1024,
+     .rule = short_string_problem},
     {.name = "mandatory",
      .type = kBoolean,
      .description = "Whether a message that no queue takes is a failure; otherwise the broker drops it.",

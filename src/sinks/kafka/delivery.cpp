@@ -1,7 +1,5 @@
 #include "sinks/kafka/delivery.hpp"
 
-#include <algorithm>
-
 namespace retrysafe::kafka {
 
 Verdict judge(rd_kafka_resp_err_t error) {
@@ -53,14 +51,6 @@ Verdict judge(rd_kafka_resp_err_t error) {
       return error < RD_KAFKA_RESP_ERR_NO_ERROR && error != RD_KAFKA_RESP_ERR_UNKNOWN ? Verdict::kDestination
                                                                                       : Verdict::kUnknown;
   }
-}
-
-bool is_topic_name(std::string_view name) {
-  if (name.empty() || name.size() > 249 || name == "." || name == "..") return false;
-  return std::all_of(name.begin(), name.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
-           c == '_' || c == '-';
-  });
 }
 
 std::string stable_text(std::string_view text) {

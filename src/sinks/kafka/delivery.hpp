@@ -19,9 +19,6 @@ enum class Verdict {
 
 Verdict judge(rd_kafka_resp_err_t error);
 
-// Names that the broker takes: 1 to 249 letters, digits, dots, underscores and hyphens, neither "." nor "..".
-bool is_topic_name(std::string_view name);
-
 // The library's text on a connection without what changes from one attempt to the next: how many milliseconds
 // it took and how often it came before.
 std::string stable_text(std::string_view text);

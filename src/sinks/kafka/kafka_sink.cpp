@@ -58,10 +58,6 @@ bool KafkaSink::send(const retrysafe_event &event, bool alone) {
       report(event, RETRYSAFE_FAILED_FINAL, reason_);
       return true;
     }
-    if (!is_topic_name(topic_)) {
-      report(event, RETRYSAFE_FAILED_FINAL, "\"" + topic_ + "\" is not a name of a topic");
-      return true;
-    }
     if (!producer_) producer_ = std::make_unique<Producer>(settings_, wake_.fd);
     Message message(event, settings_.source, settings_.structured);
     Flight *flight = free_.back();

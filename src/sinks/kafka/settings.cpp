@@ -4,7 +4,7 @@
 #include <charconv>
 #include <stdexcept>
 
-#include "sinks/kafka/delivery.hpp"
+#include "core/kinds/names.hpp"
 
 namespace retrysafe::kafka {
 
@@ -64,7 +64,7 @@ std::string upper(std::string_view text) {
 }  // namespace
 
 Settings::Settings(const sink::Options &options)
-    : topic(options.required("topic")),
+    : topic(options.required("topic"), kinds::topic_problem),
       source(options.text("source")),
       structured(options.text("mode") == "structured"),
       tls(options.flag("tls", false)),
@@ -72,8 +72,6 @@ Settings::Settings(const sink::Options &options)
       max_message_bytes(static_cast<size_t>(options.number("max_message_bytes", 1'000'000))),
       connect_timeout(options.number("connect_timeout", 5'000)),
       addresses(options.allowed_addresses()) {
-  if (topic.is_constant() && !is_topic_name(topic.constant()))
-    throw std::invalid_argument("option \"topic\" is not a name of a topic");
   const auto set = [&](const char *name, std::string value) {
     properties.emplace_back(name, std::move(value));
   };

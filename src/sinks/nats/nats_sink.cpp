@@ -11,7 +11,6 @@
 
 #include "core/cloud_event.hpp"
 #include "sinks/nats/publish_answer.hpp"
-#include "sinks/nats/subject.hpp"
 
 namespace retrysafe::nats {
 
@@ -51,8 +50,6 @@ bool NatsSink::submit(const retrysafe_event &event) {
   Message message{.event = event, .subject = {}};
   std::string problem;
   if (target_->subject.expand(event, &message.subject, &problem))
-    problem = event_subject_problem(message.subject);
-  if (problem.empty())
     waiting_.push_back(std::move(message));
   else
     sink::report(&outcomes_.emplace_back(), event.tag, RETRYSAFE_FAILED_FINAL, problem);

@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-#include "sinks/nats/subject.hpp"
+#include "core/kinds/names.hpp"
 
 namespace retrysafe::nats {
 
@@ -32,7 +32,7 @@ void check_identity(const Target &target) {
 Target::Target(const sink::Options &options)
     : destination(options.destination()),
       servers(parse_servers(options.required("servers"))),
-      subject(options.required("subject")),
+      subject(options.required("subject"), kinds::event_subject_problem),
       stream(options.text("stream")),
       source(options.text("source")),
       structured(options.text("mode") == "structured"),
@@ -55,13 +55,7 @@ Target::Target(const sink::Options &options)
     if (!credentials) refuse("option \"credentials\" does not hold a user's JWT and the seed of its key");
   }
   check_identity(*this);
-  if (subject.is_constant()) {
-    const std::string problem = event_subject_problem(subject.constant());
-    if (!problem.empty()) throw std::invalid_argument("option \"subject\" cannot be used: " + problem);
-  }
   if (cert_file.empty() != key_file.empty()) refuse("options \"cert_file\" and \"key_file\" need each other");
-  if (!subject_problem(inbox_prefix).empty())
-    refuse("option \"inbox_prefix\" is not the beginning of a subject");
 }
 
 }  // namespace retrysafe::nats

@@ -25,7 +25,6 @@ class ProtocolError : public std::runtime_error {
 inline constexpr size_t kSmallestFrameMax = 4096;
 // Around the payload: type, channel and size before it, an end mark behind it.
 inline constexpr size_t kFrameOverhead = 8;
-inline constexpr size_t kLongestShortString = 255;
 
 inline amqp_bytes_t bytes(std::string_view text) {
   return {text.size(), const_cast<char *>(text.data())};

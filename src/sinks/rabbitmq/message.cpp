@@ -1,8 +1,10 @@
 #include "sinks/rabbitmq/message.hpp"
 
-#include <stdexcept>
+#include "core/kinds/names.hpp"
 
 namespace retrysafe::rabbitmq {
+
+using kinds::kLongestShortString;
 
 namespace {
 
@@ -12,17 +14,13 @@ constexpr uint8_t kPersistent = 2;
 
 std::optional<RouteTemplate> exchange(const sink::Options &options) {
   if (!options.has("exchange")) return std::nullopt;
-  return RouteTemplate(options.text("exchange"));
+  return RouteTemplate(options.text("exchange"), kinds::short_string_problem);
 }
 
 bool expand(const RouteTemplate &from, const char *what, const retrysafe_event &event, std::string *to,
             std::string *reason) {
-  if (!from.expand(event, to, reason)) {
-    reason->insert(0, std::string(what) + ": ");
-    return false;
-  }
-  if (to->size() <= kLongestShortString) return true;
-  *reason = std::string(what) + " of " + std::to_string(to->size()) + " bytes; AMQP allows 255";
+  if (from.expand(event, to, reason)) return true;
+  reason->insert(0, std::string(what) + ": ");
   return false;
 }
 
@@ -30,18 +28,10 @@ bool expand(const RouteTemplate &from, const char *what, const retrysafe_event &
 
 MessageWriter::MessageWriter(const sink::Options &options)
     : exchange_template_(exchange(options)),
-      routing_key_template_(options.text("routing_key", "{type}")),
+      routing_key_template_(options.text("routing_key", "{type}"), kinds::short_string_problem),
       source_(options.text("source")),
       structured_(options.text("mode") == "structured"),
-      mandatory_(options.flag("mandatory", true)) {
-  const auto check = [](const RouteTemplate &name, const char *option) {
-    if (name.is_constant() && name.constant().size() > kLongestShortString)
-      throw std::invalid_argument("option \"" + std::string(option) + "\" has " +
-                                  std::to_string(name.constant().size()) + " bytes; AMQP allows 255");
-  };
-  if (exchange_template_) check(*exchange_template_, "exchange");
-  check(routing_key_template_, "routing_key");
-}
+      mandatory_(options.flag("mandatory", true)) {}
 
 bool MessageWriter::has_one_exchange() const {
   return !exchange_template_ || exchange_template_->is_constant();
