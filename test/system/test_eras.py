@@ -5,7 +5,7 @@ import json
 import psycopg2
 import pytest
 
-from conftest import Database, Pending, Server, eventually, run
+from conftest import Database, Pending, Server, eventually, make_database, run
 from copies import Copy, as_postgres, copy_of, folder  # noqa: F401 (fixtures)
 from receiver import Receiver
 
@@ -95,12 +95,15 @@ def test_a_fork_gives_new_ids(db, clone):
 
 class History:
     """A log in all states that a copy can find it in: delivered, half a window, parked, dead, delayed, committed out of
-    order, rolled back."""
+    order, rolled back. Beside it answers, and what a consumer has seen."""
 
     def __init__(self, db):
         self.db = db
         db.sql("SELECT outbox_create_destination('d', 'pull', start_at => 'earliest')")
         db.sql("SELECT outbox_create_destination('sharded', 'pull', shards => 3)")
+        db.sql("CREATE FUNCTION public.handle(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1'")
+        db.sql("SELECT idem_run('request', '{\"n\": 1}', 'public.handle(jsonb)')")
+        db.sql("SELECT inbox_accept('consumer', 'seen')")
         emit(db, "dead", "retry", ordering_key="parked")
         for key, arguments in (("dead", "dead => true"), ("retry", "retry_after => '0'")):
             batch, event_id = db.sql("SELECT batch, event_id FROM outbox_fetch('d', 1)")[0]
@@ -123,6 +126,9 @@ class History:
 
     def check(self, copy, consent):
         """The copy delivers what is due, once, and nothing that was done."""
+        for database in (copy, self.db):
+            assert database.sql("SELECT outcome, response FROM idem_begin('request', idem_hash('{\"n\": 1}'))") == [("replay", {"n": 1})]
+            assert database.value("SELECT inbox_accept('consumer', 'seen')") is False
         assert copy.sql("SELECT state FROM outbox_status") == [("suspended",)] * 2
         refused(copy, "RS213", "SELECT * FROM outbox_fetch('d')")
         emit(copy, "emitted while suspended")
@@ -283,15 +289,27 @@ def other(folder):
     cluster.stop()
 
 
+def empty_database(server):
+    admin = server.connect()
+    run(admin, "CREATE DATABASE restored")
+    run(admin, "ALTER DATABASE restored SET search_path = retrysafe, public")
+    admin.close()
+    return Database(server, "restored")
+
+
+def drop(database):
+    database.close()
+    admin = database.server.connect()
+    run(admin, f'DROP DATABASE "{database.name}" WITH (FORCE)')
+    admin.close()
+
+
 @pytest.mark.parametrize("format, consent", [("plain", "same"), ("custom", "same"), ("custom", "fork"), ("directory", "same")])
 def test_a_restored_dump_delivers_what_is_due_and_no_more(server, other, folder, db, format, consent):
     history = History(db)
     to_folder = [f"--file={folder / 'dump'}"] if format == "directory" else []
     dump = as_postgres(server.bindir() / "pg_dump", f"--format={format}", *to_folder, server.dsn(db.name))
-    admin = other.connect()
-    run(admin, "CREATE DATABASE restored")
-    run(admin, "ALTER DATABASE restored SET search_path = retrysafe, public")
-    admin.close()
+    restored = empty_database(other)
     if format == "plain":
         as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", other.dsn("restored"), stdin=dump)
     elif format == "directory":  # in parallel, in any order
@@ -299,7 +317,6 @@ def test_a_restored_dump_delivers_what_is_due_and_no_more(server, other, folder,
                     folder / "dump")
     else:
         as_postgres(server.bindir() / "pg_restore", "--exit-on-error", "-d", other.dsn("restored"), stdin=dump)
-    restored = Database(other, "restored")
     assert "restored" in reason(restored)
     assert ids(restored) == ids(db)
     history.check(restored, consent)
@@ -323,12 +340,51 @@ def test_transaction_ids_of_another_cluster_mean_nothing(server, other, db, dire
         busy.sql("SELECT pg_current_xact_id()")
     history = History(db)
     dump = as_postgres(server.bindir() / "pg_dump", server.dsn(db.name))
-    admin = other.connect()
-    run(admin, "CREATE DATABASE restored")
-    run(admin, "ALTER DATABASE restored SET search_path = retrysafe, public")
-    admin.close()
+    restored = empty_database(other)
     as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", other.dsn("restored"), stdin=dump)
-    history.check(Database(other, "restored"), "same")
+    history.check(restored, "same")
+
+
+@pytest.mark.parametrize("direction", ["older", "younger"])
+def test_a_dump_goes_over_epochs_of_transaction_ids(server, other, direction):
+    """To a cluster whose transaction ids are billions behind, or ahead."""
+    other.pg_ctl("stop", "-m", "fast")
+    as_postgres(server.bindir() / "pg_resetwal", "-e", "3", "-D", other.directory / "data")
+    other.pg_ctl("start")
+    old, young = (server, other) if direction == "older" else (other, server)
+    original = make_database(old)
+    history = History(original)
+    dump = as_postgres(server.bindir() / "pg_dump", old.dsn(original.name))
+    restored = empty_database(young)
+    try:
+        as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", young.dsn(restored.name), stdin=dump)
+        history.check(restored, "same")
+    finally:
+        drop(original), drop(restored)
+
+
+def test_a_dump_of_the_schema_alone_is_a_log_of_its_own(server, other, db):
+    """Nothing of the original is in it, so nothing of it is published or replayed, and no consent is due."""
+    History(db)
+    original = ids(db)
+    dump = as_postgres(server.bindir() / "pg_dump", "--schema-only", server.dsn(db.name))
+    restored = empty_database(other)
+    as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", other.dsn("restored"), stdin=dump)
+    assert reason(restored) is None
+    assert restored.sql("SELECT name FROM outbox_status") == restored.sql("SELECT id FROM outbox_events") == []
+    assert restored.sql("SELECT ring FROM ring_status") == []
+    assert restored.value("SELECT idem_run('request', '{\"n\": 2}', 'public.handle(jsonb)')") == {"n": 2}
+    assert restored.value("SELECT inbox_accept('consumer', 'seen')") is True
+    restored.sql("SELECT outbox_create_destination('d', 'pull')")
+    emit(restored, "done0", "fresh")
+    assert keys(drain(restored)) == ["done0", "fresh"]
+    assert not set(ids(restored).values()) & set(original.values())
+
+
+@pytest.mark.parametrize("consent", ["same", "fork"])
+def test_a_base_backup_delivers_what_is_due_and_no_more(db, copy_of, consent):
+    history = History(db)
+    history.check(Database(copy_of(), db.name), consent)
 
 
 def test_a_server_started_from_a_base_backup_is_suspended(db, copy_of):

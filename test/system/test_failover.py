@@ -10,7 +10,7 @@ import pytest
 
 import closing
 from conftest import Database, cluster, eventually, load_factor, make_database, run
-from copies import folder, standby_of  # noqa: F401 (fixture)
+from copies import Copy, folder, standby_of  # noqa: F401 (fixture)
 from receiver import Receiver
 
 
@@ -237,3 +237,39 @@ def test_promotion_under_load_with_wal_that_is_lost(folder, receiver):
                 published(receiver)
             finally:
                 standby.stop()
+
+
+def test_recovery_to_a_point_in_time(folder, receiver):
+    """Requests after that point were answered and published. The recovered server does not know of them, publishes nothing
+    by itself, and after consent gives the same ids to the same events and no other to any event."""
+    with primary_with(receiver, "wal_keep_size = 1GB") as (primary, db):
+        db.sql("CREATE TABLE public.orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, key text NOT NULL)")
+        backup = Copy(primary, folder / "backup")
+        before = repeat(db, [f"before-{n}" for n in range(10)])
+        everything_is_sent(db)
+        admin = primary.connect()
+        run(admin, "SELECT pg_create_restore_point('here')")
+        after = repeat(db, [f"after-{n}" for n in range(10)])
+        everything_is_sent(db)
+        admin.close()
+        primary.pg_ctl("stop", "-m", "fast")
+        lost = published(receiver)
+        backup.start("recovery.signal", restore_command=f"cp {primary.directory}/data/pg_wal/%f %p",
+                     recovery_target_name="here", recovery_target_action="promote")
+        try:
+            copy = Database(backup, db.name)
+            eventually(lambda: not copy.value("SELECT pg_is_in_recovery()"))
+            assert positions(copy).keys() == {f"{key}:placed" for key in before}
+            # As many requests as were lost take their positions.
+            instead = repeat(copy, [f"instead-{n}" for n in range(10)])
+            assert "backup" in copy.value("SELECT suspended_reason FROM outbox_status")
+            assert published(receiver) == lost
+            copy.sql("SELECT outbox_consent('same')")
+            everything_is_sent(copy)
+            assert {outcome for outcome, _ in instead.values()} == {"new"}
+            again = repeat(copy, before | after)
+            assert {key for key, (outcome, _) in again.items() if outcome == "new"} == after.keys()
+            assert_complete(copy, {key: order for key, (_, order) in (again | instead).items()}, receiver)
+            assert published(receiver).items() >= lost.items()
+        finally:
+            backup.stop()
