@@ -19,7 +19,8 @@ as_user() {
 project_files() {
   git -c safe.directory="$top" -C "$top" ls-files --cached --others --exclude-standard --deduplicate 2>/dev/null |
     while IFS= read -r file; do [ ! -e "$top/$file" ] || printf '%s\n' "$file"; done | grep . ||
-    (cd "$top" && find . -path ./build -prune -o -path ./.git -prune -o -type f -printf '%P\n')
+    (cd "$top" && find . \( -path ./build -o -path ./.git -o -name __pycache__ \) -prune -o -type f ! -name '*.[od]' ! -name '*.so' \
+      ! -path './src/sql/retrysafe--*.sql' ! -path ./retrysafe-relay -printf '%P\n')
 }
 
 # A copy of the project in a folder of its own, or a newer state of it: what was built there stays, what is not in the
@@ -65,6 +66,11 @@ node_driver() {
   command -v npm >/dev/null || return 1
   mkdir -p "$top/build/node"
   npm install --prefix "$top/build/node" --no-save --no-audit --no-fund pg@8 >"$top/build/node-driver.log" 2>&1 </dev/null
+}
+
+# Where this machine's apt gets Debian from.
+debian_mirror() {
+  apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 'Component: main' | grep -m 1 .
 }
 
 free_port() {

@@ -14,7 +14,7 @@ for file in "${files[@]}"; do
     sql/*.sql) has "expected/${name%.sql}.out" "$file: there is no expected/${name%.sql}.out" ;;
     expected/*_[0-9].out) has "sql/${name%_[0-9].out}.sql" "$file belongs to no test" ;;
     expected/*.out) has "sql/${name%.out}.sql" "$file belongs to no test" ;;
-    test/model/run) grep -qE 'step .*test/model/run$' scripts/check || complain "scripts/check does not run $file" ;;
+    test/model/run | test/upgrade/run) grep -qE "step .*$file\$" scripts/check || complain "scripts/check does not run $file" ;;
     test/model/*) ;;
     test/isolation/specs/*.spec) has "test/isolation/expected/${name%.spec}.out" "$file: there is no expected output" ;;
     test/isolation/expected/*_[0-9].out) has "test/isolation/specs/${name%_[0-9].out}.spec" "$file belongs to no test" ;;
@@ -25,7 +25,7 @@ for file in "${files[@]}"; do
     test/fuzz/*.cpp) has "test/fuzz/corpus/${name%.cpp}" "$file: there are no inputs to begin with" ;;
     test/fuzz/corpus/*/*) has "test/fuzz/$(basename "$(dirname "$file")").cpp" "$file belongs to no target" ;;
     test/system/brokers/contract.py) ;; # tests that each kind of broker takes over
-    test/system/test_*.py | test/sinks/test_*.py)
+    test/system/test_*.py | test/sinks/test_*.py | test/upgrade/test_*.py)
       grep -qE '^ *def test_|^from brokers.contract import' "$file" || complain "$file has no test"
       ;;
     test/system/*.py | test/sinks/*.py) ! grep -qE '^ *def test_' "$file" || complain "$file has tests, but pytest reads test_*.py only" ;;

@@ -333,11 +333,11 @@ def certificates(tmp_path_factory):
     def openssl(*arguments):
         subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True)
     for ca in "ca", "other":
-        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", 2, "-subj", f"/CN={ca}", "-keyout",
-                folder / f"{ca}.key", "-out", folder / f"{ca}.pem")
+        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", 2, "-subj", f"/CN={ca}",
+                "-addext", "keyUsage=critical,keyCertSign", "-keyout", folder / f"{ca}.key", "-out", folder / f"{ca}.pem")
     for name, alternative in ("server", "DNS:localhost"), ("client", "DNS:courier"):
         extensions = folder / f"{name}.cnf"
-        extensions.write_text(f"subjectAltName={alternative}\n")
+        extensions.write_text(f"subjectAltName={alternative}\nauthorityKeyIdentifier=keyid\n")
         openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", folder / f"{name}.key", "-out",
                 folder / f"{name}.csr")
         openssl("x509", "-req", "-in", folder / f"{name}.csr", "-CA", folder / "ca.pem", "-CAkey", folder / "ca.key",

@@ -278,7 +278,7 @@ def test_a_user_without_rights(broker):
         assert (outcome.status, outcome.reason) == (UNREACHABLE, "NOT_ALLOWED - access to vhost '/' refused for user 'reader'")
         broker.control("set_permissions", "reader", "", "", "")
         outcome, = sink.send(event(1))
-        assert (outcome.status, outcome.reason) == (
+        assert (outcome.status, outcome.reason.replace("write access", "access")) == (  # as versions 4 and 3 say it
             UNREACHABLE, "ACCESS_REFUSED - access to exchange 'events' in vhost '/' refused for user 'reader'")
         broker.control("set_permissions", "reader", "", "events", "")
         broker.control("close_all_connections", "rights are kept for a while")

@@ -44,8 +44,8 @@ TEST(RedisReply, InPieces) {
 }
 
 TEST(RedisReply, WhatNoRedisServerAnswers) {
-  for (const char *bytes :
-       {"HTTP/1.1 400 Bad Request\r\n", "*2\r\n+a\r\n+b\r\n", "*1000000000\r\n", "$x\r\n", "\n\n\n"}) {
+  for (const char *bytes : {"HTTP/1.1 400 Bad Request\r\n", "*2\r\n+a\r\n+b\r\n", "*1000000000\r\n", "$x\r\n",
+                            "\n\n\n", ",1.5\r\n", "#t\r\n", "%1\r\n+a\r\n+b\r\n"}) {
     ReplyReader reader;
     Reply reply;
     reader.feed(bytes);

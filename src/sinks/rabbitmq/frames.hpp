@@ -1,8 +1,13 @@
 // AMQP 0-9-1 between frames and bytes. What is inside of a frame is encoded and decoded by rabbitmq-c.
 #pragma once
 
+#if __has_include(<rabbitmq-c/amqp.h>)
+#include <rabbitmq-c/amqp.h>
+#include <rabbitmq-c/framing.h>
+#else  // before version 0.12
 #include <amqp.h>
 #include <amqp_framing.h>
+#endif
 
 #include <cstddef>
 #include <cstdint>
