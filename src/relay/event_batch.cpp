@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
 #include <stdexcept>
-#include <vector>
 
 #include "core/batch_handle.hpp"
 #include "core/event_source.hpp"
@@ -100,55 +98,15 @@ std::string storable(std::string_view reason, bool utf8) {
   return text;
 }
 
-namespace {
-
-using Status = Dispatcher::Status;
-using Outcome = Dispatcher::Outcome;
-
-bool is_failed(const Outcome &outcome) {
-  return outcome.status == Status::kFailedRetry || outcome.status == Status::kFailedFinal;
-}
-
-// Events have one id where a key was used again, and the record can name it once. Unless they came to one end
-// all of them come again.
-Outcome for_both(const Outcome &a, const Outcome &b) {
-  if (a.status == b.status) return a;
-  if (!is_failed(a) && !is_failed(b)) return {};
-  Outcome failed = is_failed(a) ? a : b;
-  failed.status = Status::kFailedRetry;
-  return failed;
-}
-
-// One outcome for each id, at its first event; those of the others become `delivered`, which is not named.
-std::vector<Outcome> of_ids(const EventBatch &batch, std::span<const Outcome> outcomes) {
-  std::vector<Outcome> result(outcomes.begin(), outcomes.end());
-  std::map<std::string_view, size_t> first;
-  for (size_t i = 0; i < result.size(); ++i) {
-    const auto [known, is_first] = first.emplace(batch.event_id(i), i);
-    if (is_first) continue;
-    result[known->second] = for_both(result[known->second], result[i]);
-    result[i].status = Status::kDelivered;
-  }
-  return result;
-}
-
-bool all_delivered(std::span<const Outcome> outcomes) {
-  return std::all_of(outcomes.begin(), outcomes.end(),
-                     [](const Outcome &outcome) { return outcome.status == Status::kDelivered; });
-}
-
-}  // namespace
-
 std::string outcomes_json(const EventBatch &batch, std::span<const Dispatcher::Outcome> outcomes, bool utf8) {
+  using Status = Dispatcher::Status;
   std::string json;
-  if (all_delivered(outcomes)) return json;
-  const std::vector<Outcome> named = of_ids(batch, outcomes);
-  for (size_t i = 0; i < named.size(); ++i) {
-    const Outcome &outcome = named[i];
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    const Dispatcher::Outcome &outcome = outcomes[i];
     if (outcome.status == Status::kDelivered) continue;
     json += json.empty() ? "{\"" : ",\"";
     json.append(batch.event_id(i)).append("\":{\"status\":\"");
-    const bool failed = is_failed(outcome);
+    const bool failed = outcome.status == Status::kFailedRetry || outcome.status == Status::kFailedFinal;
     json += outcome.status == Status::kFailedFinal ? "dead" : failed ? "retry" : "not tried";
     json += '"';
     if (failed && !outcome.reason.empty()) {

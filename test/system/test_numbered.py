@@ -68,10 +68,10 @@ def test_a_pull_client_sees_the_text(db):
 
 
 @contextlib.contextmanager
-def publishing(db, publisher, receiver, start_at="now"):
+def publishing(db, publisher, receiver, start_at="now", max_attempts=10):
     """A destination `d` of a worker, or of a relay."""
-    db.sql("SELECT outbox_create_destination('d', 'http', %s, %s, workers => %s, backoff => '10 ms', backoff_max => '20 ms')",
-           json.dumps({"url": receiver.url}), start_at, publisher == "worker")
+    db.sql("SELECT outbox_create_destination('d', 'http', %s, %s, workers => %s, max_attempts => %s, backoff => '10 ms',"
+           " backoff_max => '20 ms')", json.dumps({"url": receiver.url}), start_at, publisher == "worker", max_attempts)
     if publisher == "worker":
         yield
     else:
@@ -254,7 +254,23 @@ def test_delayed_ones_are_known_by_their_text(own_db):
     assert [key for key, _, _ in log(db)] == ["k~1", "k~4", "k~2"]
 
 
-# -- rings, encodings --
+# -- rings, indexes, encodings --
+
+def test_no_entry_in_the_index_of_event_keys(db):
+    """That is what makes them cheap; and no look-up needs one."""
+    size = "SELECT pg_relation_size('outbox_log_event_key_1')"
+    request(db, "warm", "1")
+    before = db.value(size)
+    request(db, "k", *["1"] * 1000)
+    assert db.value(size) == before
+    db.sql("SELECT outbox_emit(NULL, 'own', 't', '1')")
+    assert db.value(size) > before
+    session = db.connect()
+    run(session, "CREATE EXTENSION amcheck SCHEMA public")
+    for index in ("event_key", "pkey", "txid"):
+        run(session, "SELECT public.bt_index_check(%s::regclass, true)", f"outbox_log_{index}_1")
+
+
 
 def test_a_turn_in_the_middle_of_a_request(own_db):
     db = own_db
@@ -376,6 +392,23 @@ def test_one_of_two_with_one_id_fails(db, publisher, failing):
             assert len(refused) == 2
             bodies = [json.loads(request.body) for request in receiver.requests]
             assert bodies.count(failing) >= 3 and set(bodies) == {"old", "new"}
+
+
+@pytest.mark.parametrize("publisher", ["worker", "relay"])
+def test_two_with_one_id_come_to_different_ends(db, publisher):
+    """None of them is lost, and none comes again for ever; a relay can record one outcome for an id."""
+    create(db, "first")
+    used_again(db, '"old"', '"new"')
+    with Receiver() as receiver:
+        receiver.behave(lambda request: Answer(422) if json.loads(request.body) == "old" else 204)
+        with publishing(db, publisher, receiver, "earliest", max_attempts=3):
+            eventually(lambda: db.sql("SELECT backlog, parked_retry, parked_blocked FROM outbox_status WHERE name = 'd'")
+                       == [(0, 0, 0)])
+        bodies = [json.loads(request.body) for request in receiver.requests]
+        assert set(bodies) == {"old", "new"}
+        assert ('"old"',) in db.sql("SELECT payload::text FROM outbox_dead_letters")
+        if publisher == "worker":
+            assert bodies == ["old", "new"] or bodies == ["new", "old"]
 
 
 def test_many_in_one_transaction(db):

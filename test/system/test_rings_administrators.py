@@ -104,7 +104,7 @@ def test_indexes_of_an_administrator(db):
     for n in range(3):
         for key in "xyz":
             emit(writer, f"{key}{n}", f'{{"n": {n}}}')
-        run(writer, "SELECT outbox_emit(NULL, %s, 'other', '{}')", f"other{n}")
+        run(writer, "SELECT outbox_emit(NULL, %s, 'other', '{}'), outbox_emit(NULL, %s, 'other', NULL)", f"other{n}", f"none{n}")
         writer.commit()
         rotate(db, "log")
         settle(db, "log")
