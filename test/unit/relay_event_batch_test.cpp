@@ -75,19 +75,47 @@ TEST(RelayEventBatch, ReadsNothingBehindAValueThatIsShorterThanItsType) {
   }
 }
 
+Result rows_with_ids(std::string_view last_bytes) {
+  std::vector<Row> values;
+  for (const char byte : last_bytes) {
+    values.push_back(row());
+    values.back()[1]->back() = byte;
+  }
+  return rows(values);
+}
+
+std::string named(const char *last_byte) {
+  return std::string("\"7c9e6679-7425-80de-944b-e07fc1f90a").append(last_byte) + "\":";
+}
+
+using Status = Dispatcher::Status;
+
 TEST(RelayEventBatch, OutcomesSayWhatWasNotDelivered) {
-  using Status = Dispatcher::Status;
-  const EventBatch batch(rows({row(), row(), row(), row()}), "shop");
-  const std::string id = "\"7c9e6679-7425-80de-944b-e07fc1f90ae7\":";
+  const EventBatch batch(rows_with_ids("\1\2\3\4"), "shop");
   const std::vector<Dispatcher::Outcome> outcomes = {{Status::kDelivered, -1, ""},
                                                      {Status::kFailedRetry, 1500, "no \"\xc3\xa9\"\n"},
                                                      {Status::kFailedFinal, -1, ""},
                                                      {Status::kBlocked, -1, "not shown"}};
   EXPECT_EQ(outcomes_json(batch, outcomes, true),
-            "{" + id + "{\"status\":\"retry\",\"reason\":\"no \\\"\xc3\xa9\\\"\",\"retry_after_ms\":1500}," +
-                id + "{\"status\":\"dead\"}," + id + "{\"status\":\"not tried\"}}");
+            "{" + named("02") +
+                "{\"status\":\"retry\",\"reason\":\"no \\\"\xc3\xa9\\\"\",\"retry_after_ms\":1500}," +
+                named("03") + "{\"status\":\"dead\"}," + named("04") + "{\"status\":\"not tried\"}}");
   EXPECT_EQ(storable("\xc3\xa9\n", false), "??");
   EXPECT_EQ(outcomes_json(batch, std::span(outcomes).first(1), true), "");
+}
+
+TEST(RelayEventBatch, EventsOfOneIdAreNamedOnce) {
+  const EventBatch batch(rows_with_ids("\1\1"), "shop");
+  const auto outcome = [&](Status first, Status second) {
+    const std::vector<Dispatcher::Outcome> outcomes = {{first, -1, ""}, {second, -1, ""}};
+    return outcomes_json(batch, outcomes, true);
+  };
+  EXPECT_EQ(outcome(Status::kDelivered, Status::kDelivered), "");
+  EXPECT_EQ(outcome(Status::kFailedFinal, Status::kFailedFinal),
+            "{" + named("01") + "{\"status\":\"dead\"}}");
+  EXPECT_EQ(outcome(Status::kFailedFinal, Status::kDelivered), "{" + named("01") + "{\"status\":\"retry\"}}");
+  EXPECT_EQ(outcome(Status::kDelivered, Status::kNotTried),
+            "{" + named("01") + "{\"status\":\"not tried\"}}");
 }
 
 }  // namespace
