@@ -285,12 +285,19 @@ uint32_t Dispatcher::first_in_line() const {
   return kNone;
 }
 
-// Another one each time: the one that was taken may be bad itself.
+// Another one each time: the one that was taken may be bad itself. Never one of the accused one's key, nor
+// one with an event of its key before it that failed or is yet to go (where the sink keeps order, all of a
+// key are ready).
 uint32_t Dispatcher::choose_witness(uint32_t accused) const {
   std::vector<uint32_t> candidates;
+  std::vector<bool> closed_keys = failed_keys_;
+  if (slots_[accused].key != kNone) closed_keys[slots_[accused].key] = true;
   for (uint32_t i = 0; i < slots_.size(); ++i) {
-    const bool other_key = i != accused && (slots_[i].key == kNone || slots_[i].key != slots_[accused].key);
-    if (slots_[i].state == State::kReady && !slots_[i].convict && other_key) candidates.push_back(i);
+    const Slot &slot = slots_[i];
+    if (i == accused || slot.state == State::kSettled) continue;
+    const bool open = slot.key == kNone || !closed_keys[slot.key];
+    if (open && slot.state == State::kReady && !slot.convict) candidates.push_back(i);
+    if (slot.key != kNone) closed_keys[slot.key] = true;
   }
   if (candidates.empty()) return kNone;
   return candidates[static_cast<size_t>(first_count_ - kPatience) % candidates.size()];

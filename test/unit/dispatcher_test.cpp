@@ -405,6 +405,30 @@ TEST_F(DispatcherTest, NoWitnessOfTheSameKey) {
   }
 }
 
+TEST_F(DispatcherTest, NoWitnessBeforeAnEarlierEventOfItsKey) {
+  sink.ordered = true;
+  const std::vector<Event> events = {{"p", ""}, {"q1", "q"}, {"q2", "q"}, {"q3", "q"}};
+  sink.rule = [](const std::string &) { return kUnreachable; };
+  for (int attempt = 0; attempt <= Dispatcher::kPatience; ++attempt) begin(events);
+  sink.rule = [](const std::string &id) { return id == "p" ? kUnreachable : kDelivered; };
+  begin(events);
+  EXPECT_EQ(sink.sent.front(), "q1") << "the second witness is another one, but not of the same key";
+}
+
+TEST_F(DispatcherTest, NoWitnessBehindAFailedEventOfItsKey) {
+  sink.ordered = true;
+  sink.rule = [](const std::string &) { return kUnreachable; };
+  for (int attempt = 0; attempt < Dispatcher::kPatience; ++attempt) begin({{"p", ""}, {"q2", "q"}});
+  sink.rule = [](const std::string &id) {
+    return id == "p" ? kUnreachable : id == "q1" ? kRetry : kDelivered;
+  };
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    begin({{"q1", "q"}, {"p", ""}, {"q2", "q"}});
+    EXPECT_EQ(std::count(sink.sent.begin(), sink.sent.end(), "q2"), 0);
+    EXPECT_EQ(outcomes()["q1"], Status::kFailedRetry);
+  }
+}
+
 TEST_F(DispatcherTest, AWitnessThatFailsItselfKeepsItsOutcome) {
   sink.rule = [](const std::string &id) { return id == "p" ? kUnreachable : kRetry; };
   for (int attempt = 0; attempt <= Dispatcher::kPatience; ++attempt)
