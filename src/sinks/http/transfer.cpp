@@ -21,6 +21,8 @@ namespace {
 
 constexpr size_t kKeptAnswerBytes = 1024;
 constexpr size_t kShownAnswerBytes = 180;
+// Heads of interim answers and what follows a body included, which the library keeps as well.
+constexpr size_t kHeadBytes = 512 * 1024;
 constexpr int64_t kLongestRetryAfter = 24 * 3600;  // seconds; a far side does not park events for years
 constexpr long kLongestConnection = 10 * 60;       // seconds; then a changed address of the name is noticed
 
@@ -125,6 +127,7 @@ void Transfer::prepare(const retrysafe_event &event) {
   event_id_.assign(event.id.data, event.id.size);
   status_ = kNone;
   head_complete_ = false;
+  head_bytes_ = 0;
   answer_bytes_ = 0;
   answer_.clear();
   refused_address_.clear();
@@ -249,7 +252,8 @@ size_t Transfer::on_head(char *data, size_t size, size_t count, void *self) {
   }
   if (transfer->status_ == kNone) transfer->status_ = status_in(line);
   if (line == "\r\n" || line == "\n") transfer->head_complete_ = true;
-  return size * count;
+  transfer->head_bytes_ += line.size();
+  return transfer->head_bytes_ > kHeadBytes ? CURL_WRITEFUNC_ERROR : line.size();
 }
 
 size_t Transfer::on_body(char *data, size_t size, size_t count, void *self) {

@@ -56,6 +56,7 @@ class Transfer {
   std::string event_id_;
   long status_ = kNone;  // of the head that is being read, or was read last
   bool head_complete_ = false;
+  size_t head_bytes_ = 0;
   size_t answer_bytes_ = 0;
   std::string answer_;           // its beginning
   std::string refused_address_;  // why we did not connect

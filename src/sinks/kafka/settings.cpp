@@ -90,6 +90,8 @@ Settings::Settings(const sink::Options &options)
   set_number("batch.size", options.number("batch_bytes", 65536));
   set_number("message.max.bytes", static_cast<long>(max_message_bytes));
   set_number("queue.buffering.max.messages", static_cast<long>(max_in_flight));
+  // Of answers, which are short; the library takes the memory for one before it has come.
+  set_number("receive.message.max.bytes", 16 * 1024 * 1024);
   set("socket.keepalive.enable", "true");
   set("socket.nagle.disable", "true");
 

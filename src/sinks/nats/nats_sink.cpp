@@ -190,6 +190,7 @@ void NatsSink::take(const Answer &answer) {
   if (answer.kind == Kind::kNotPermitted) return not_permitted(answer.text);
   const auto found = in_flight_.find(answer.number);
   if (found == in_flight_.end()) return;  // given up before
+  session_->answered();
   switch (answer.kind) {
     case Kind::kNobody:
       return refuse(answer.number,

@@ -21,6 +21,7 @@
 
 #include "core/json_string.hpp"
 #include "core/printable.hpp"
+#include "sinks/flood_guard.hpp"
 #include "sinks/nats/sockets.hpp"
 
 namespace retrysafe::nats {
@@ -34,6 +35,8 @@ constexpr std::chrono::milliseconds kPatienceAtExit{500};
 // A connection on which nothing arrives for so long is tried, and given up after some more tries.
 constexpr int kKeepaliveIdle = 15, kKeepaliveInterval = 5, kKeepaliveCount = 3;  // seconds, seconds, tries
 constexpr int kReadsAtEnd = 1000;
+// Answers are short, and so is what a server says besides.
+constexpr uint64_t kAllowance = 1024 * 1024;
 
 template <class T, void (*Destroy)(T *)>
 struct Destroyer {
@@ -134,8 +137,10 @@ struct Session::Shared {
   Clock::time_point deadline = Clock::now() + target->connect_timeout + kGrace;
   std::vector<std::pair<uint64_t, MessagePointer>> outgoing;
   std::vector<Answer> answers;
+  bool answered = true;  // something came that was waited for; the thread has not looked yet
 
   // The thread's own.
+  sink::FloodGuard flood_guard{kAllowance};
   natsConnection *connection = nullptr;
   natsSubscription *subscription = nullptr;
   bool write_wanted = false;
@@ -155,6 +160,7 @@ struct Session::Shared {
   void send();
   void disconnect();
   bool is_given_up();
+  bool is_flooded(int socket);
 };
 
 namespace {
@@ -387,6 +393,7 @@ void Session::Shared::work() {
     errno = 0;  // after an error of TLS the library looks at it, though nobody may have set it
     if (waiting[0].revents & ~POLLOUT) natsConnection_ProcessReadEvent(connection);
     if (natsConnection_IsClosed(connection)) break;
+    if (is_flooded(socket)) return end("the server sends more than any answer takes");
   }
   const char *text = nullptr;
   const natsStatus status = natsConnection_GetLastError(connection, &text);
@@ -429,6 +436,14 @@ void Session::Shared::disconnect() {
 bool Session::Shared::is_given_up() {
   const std::lock_guard lock(mutex);
   return given_up;
+}
+
+bool Session::Shared::is_flooded(int socket) {
+  {
+    const std::lock_guard lock(mutex);
+    if (std::exchange(answered, false)) flood_guard.reset(socket);
+  }
+  return flood_guard.is_flooded(socket);
 }
 
 void Session::Shared::tell(Answer answer) {
@@ -541,6 +556,11 @@ std::vector<Answer> Session::take_answers() {
   const std::lock_guard lock(shared_->mutex);
   answers.swap(shared_->answers);
   return answers;
+}
+
+void Session::answered() {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->answered = true;
 }
 
 size_t Session::lingering() {

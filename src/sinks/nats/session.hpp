@@ -71,6 +71,8 @@ class Session {
                std::string_view payload);
   void flush();
   std::vector<Answer> take_answers();
+  // One of them was an answer to a message under way.
+  void answered();
 
   // Sessions that were given up, and whose threads still have not ended.
   static size_t lingering();

@@ -104,18 +104,22 @@ void PostgresSink::send_rollback() {
 
 void PostgresSink::receive() {
   PGconn *const connection = session_.connection();
-  if (!session_.push() || PQconsumeInput(connection) != 1) return lost(message_of(connection));
+  if (!session_.push()) return lost(message_of(connection));
+  if (std::string reason; !session_.consume(&reason)) return lost(reason);
   bool at_end = false;
+  bool answered = false;
   while (session_.state() == Session::State::kReady && !PQisBusy(connection)) {
     const std::unique_ptr<PGresult, void (*)(PGresult *)> result(PQgetResult(connection), PQclear);
     // One null ends the results of a statement, a second one means that there are no more statements.
     if (!result && std::exchange(at_end, true)) break;
     if (!result) continue;
     at_end = false;
+    answered = true;
     patience();
     take(result.get());
   }
   if (session_.state() != Session::State::kReady) return;
+  if (answered) session_.answered();
   if (PQstatus(connection) == CONNECTION_BAD) return lost(error_ ? error_->message : message_of(connection));
   if (phase_ != Phase::kIdle && Clock::now() >= deadline_) lost("no answer within statement_timeout");
 }

@@ -23,6 +23,9 @@ using std::chrono::milliseconds;
 // Exists nowhere, not even by accident.
 constexpr const char *kNoFile = "/dev/null/none";
 constexpr int kRequireAuthVersion = 160000;
+constexpr int kInspectedColumns = 5;
+// Errors can be long: a function may raise any text.
+constexpr uint64_t kAllowance = 16 * 1024 * 1024;
 
 // Keeps the environment of the server's account out of connections that others asked for: PGSERVICE,
 // PGPASSWORD, PGSSLKEY and the like, which libpq reads while it takes in the parameters. The variables are
@@ -176,7 +179,8 @@ Target::Target(const Options &options)
   }
 }
 
-Session::Session(const Options &options) : target_(options), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+Session::Session(const Options &options)
+    : target_(options), epoll_(epoll_create1(EPOLL_CLOEXEC)), flood_guard_(kAllowance) {
   if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
   epoll_event event{};
   event.events = EPOLLIN;
@@ -284,6 +288,7 @@ void Session::greet() {
   step_ = Step::kSettings;
   deadline_ = Clock::now() + target_.connect_timeout;
   watch(EPOLLIN);
+  answered();
   send_settings();
 }
 
@@ -305,10 +310,12 @@ void Session::send_settings() {
 }
 
 void Session::prepare() {
-  if (!push() || !PQconsumeInput(connection_)) return fail(message_of(connection_));
+  if (!push()) return fail(message_of(connection_));
+  if (std::string reason; !consume(&reason)) return fail(reason);
   while (state_ == State::kPreparing && !PQisBusy(connection_)) {
     const std::unique_ptr<PGresult, void (*)(PGresult *)> result(PQgetResult(connection_), PQclear);
     if (result) {
+      answered();
       take(result.get());
       continue;
     }
@@ -345,6 +352,8 @@ void Session::take(const PGresult *result) {
 }
 
 void Session::inspect(const PGresult *result) {
+  if (PQntuples(result) != 1 || PQnfields(result) != kInspectedColumns)
+    return fail("the answer is not that of a PostgreSQL server");
   const auto text = [&](int column) { return std::string(PQgetvalue(result, 0, column)); };
   FarSide far_side;
   if (!target_.function.empty()) {
@@ -388,6 +397,22 @@ bool Session::push() {
   if (left < 0) return false;
   watch(left > 0 ? EPOLLIN | EPOLLOUT : EPOLLIN);
   return true;
+}
+
+bool Session::consume(std::string *reason) {
+  if (PQconsumeInput(connection_) != 1) {
+    *reason = message_of(connection_);
+    return false;
+  }
+  // Nobody listens to anything, and the library would keep them.
+  while (PGnotify *notification = PQnotifies(connection_)) PQfreemem(notification);
+  if (!flood_guard_.is_flooded(PQsocket(connection_))) return true;
+  *reason = "the server sends more than any answer takes";
+  return false;
+}
+
+void Session::answered() {
+  flood_guard_.reset(PQsocket(connection_));
 }
 
 // libpq opens another socket now and then; a closed one leaves the set by itself, and the new one can have

@@ -12,6 +12,7 @@
 
 #include "core/address_filter.hpp"
 #include "sink/kit.hpp"
+#include "sinks/flood_guard.hpp"
 #include "sinks/postgres/delivery_statement.hpp"
 #include "sinks/resolver.hpp"
 
@@ -61,6 +62,10 @@ class Session {
   const Target &target() const { return target_; }
   // Sends what is waiting; false: the connection is lost.
   bool push();
+  // Takes in what has come; false: the connection is of no use any more.
+  bool consume(std::string *reason);
+  // What came was an answer.
+  void answered();
 
  private:
   enum class Step { kSettings, kInspect, kPrepare };
@@ -87,6 +92,7 @@ class Session {
   std::vector<Address> addresses_;  // still to be tried, the next one last
   std::string error_;
   Clock::time_point deadline_{};
+  FloodGuard flood_guard_;
   DeliveryStatement statement_;
 };
 

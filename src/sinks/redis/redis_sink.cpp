@@ -95,7 +95,11 @@ void RedisSink::send() {
 void RedisSink::receive() {
   Reply reply;
   while (session_.next_reply(&reply)) {
-    if (!under_way()) return session_.close("the server spoke without being asked");
+    // Not as if the connection had ended: it would do so again at once, for ever.
+    if (!under_way()) {
+      session_.close("the server spoke without being asked");
+      return lost(session_.error());
+    }
     be_patient();
     take(reply);
   }

@@ -1,0 +1,412 @@
+"""A far side that means harm fills no memory, stops no worker and crashes none, whatever kind it is of."""
+import json
+import struct
+import time
+
+import pytest
+
+from conftest import eventually
+from hostile import MEGABYTE, Hostile, healthy_neighbour, memory, worker_pid
+
+# -- http --
+
+OK = b"HTTP/1.1 200 OK\r\n"
+
+
+def http(line):
+    line.read_until(rb"\r\n\r\n")
+
+
+def header_without_end(line):
+    http(line)
+    line.send(OK + b"x: ")
+    line.flood(b"a")
+
+
+def headers_without_end(line):
+    http(line)
+    line.send(OK)
+    line.flood(b"x-long-name-of-a-header: some value of it\r\n")
+
+
+def interim_answers_without_end(line):
+    http(line)
+    line.flood(b"HTTP/1.1 103 Early Hints\r\nlink: </style.css>; rel=preload\r\n\r\n")
+
+
+def body_without_end(line):
+    http(line)
+    line.send(b"HTTP/1.1 500 No\r\n\r\n")
+    line.flood(b"a")
+
+
+def chunks_without_end(line):
+    http(line)
+    line.send(b"HTTP/1.1 500 No\r\ntransfer-encoding: chunked\r\n\r\n")
+    line.flood(b"1\r\na\r\n")
+
+
+def chunk_extension_without_end(line):
+    http(line)
+    line.send(b"HTTP/1.1 500 No\r\ntransfer-encoding: chunked\r\n\r\n1;")
+    line.flood(b"x=y;")
+
+
+def trailers_without_end(line):
+    http(line)
+    line.send(b"HTTP/1.1 500 No\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n")
+    line.flood(b"x-trailer: some value of it\r\n")
+
+
+# -- postgres --
+
+def message(kind, body=b""):
+    return kind + struct.pack("!I", len(body) + 4) + body
+
+
+def announced(kind, size=0x3FFFFFFF):
+    return kind + struct.pack("!I", size)
+
+
+READY = message(b"Z", b"I")
+
+
+def startup(line):
+    request = line.read()
+    if request[4:8] == b"\x04\xd2\x16\x2f":  # TLS is asked for
+        line.send(b"N")
+        request = line.read()
+
+
+def login(line):
+    startup(line)
+    line.send(message(b"R", struct.pack("!I", 3)))  # a password in the clear
+    line.read_until(rb"p....[^\0]+\0")
+    parameters = b"".join(message(b"S", name + b"\0" + value + b"\0") for name, value in [
+        (b"server_version", b"15.1"), (b"client_encoding", b"UTF8"), (b"default_transaction_read_only", b"off"),
+        (b"in_hot_standby", b"off"), (b"standard_conforming_strings", b"on")])
+    line.send(message(b"R", struct.pack("!I", 0)) + parameters + READY)
+
+
+def long_error_at_login(line):
+    startup(line)
+    line.send(announced(b"E") + b"SFATAL\0M")
+    line.flood(b"x")
+
+
+def notices_at_login(line):
+    startup(line)
+    line.flood(message(b"N", b"SNOTICE\0C00000\0Mhello\0\0"))
+
+
+def parameters_without_end(line):
+    login(line)
+    n = 0
+    while True:
+        line.send(b"".join(message(b"S", b"name%d\0" % (n := n + 1) + b"v" * 200 + b"\0") for _ in range(1000)))
+
+
+def long_row(line):
+    login(line)
+    line.read()
+    line.send(announced(b"D"))
+    line.flood(b"x", pause=0.001)  # as a network would: libpq reads for as long as more is there
+
+
+def rows_without_end(line):
+    login(line)
+    line.read()
+    line.send(message(b"T", struct.pack("!H", 1) + b"x\0" + struct.pack("!IHIhih", 0, 0, 25, -1, -1, 0)))
+    line.flood(message(b"D", struct.pack("!HI", 1, 100) + b"x" * 100))
+
+
+def notices_after_login(line):
+    login(line)
+    line.read()
+    line.flood(message(b"N", b"SNOTICE\0C00000\0Mhello\0\0"))
+
+
+def notifications_without_end(line):
+    login(line)
+    line.read()
+    line.flood(message(b"A", struct.pack("!I", 1) + b"channel\0payload of it\0"))
+
+
+def columns(count):
+    return message(b"T", struct.pack("!H", count) + b"".join(b"x\0" + struct.pack("!IHIhih", 0, 0, 25, -1, -1, 0)
+                                                             for _ in range(count)))
+
+
+def rows(*values):
+    return b"".join(message(b"D", struct.pack("!H", len(row)) + b"".join(
+        struct.pack("!i", -1) if text is None else struct.pack("!I", len(text)) + text for text in row)) for row in values)
+
+
+def inspected(line, answer):
+    login(line)
+    line.read()
+    line.send(message(b"C", b"SET\0") * 3 + columns(1) + message(b"C", b"SELECT 0\0") + READY)
+    line.read()
+    line.send(message(b"1") + message(b"2") + answer + message(b"C", b"SELECT 1\0") + READY)
+    while True:
+        line.read()
+
+
+def no_row(line):
+    inspected(line, columns(5))
+
+
+def too_few_columns(line):
+    inspected(line, columns(1) + rows((b"public.t",)))
+
+
+def two_rows(line):
+    inspected(line, columns(5) + rows((None,) * 5, (None,) * 5))
+
+
+def nulls(line):
+    inspected(line, columns(5) + rows((None,) * 5))
+
+
+def no_columns(line):
+    inspected(line, columns(0) + rows(()))
+
+
+def names_that_are_statements(line):
+    inspected(line, columns(5) + rows((b"t; DROP TABLE t", b"event_id,a) VALUES (1); --", b"t", None, None)))
+
+
+# -- redis --
+
+def redis_greeting(line):
+    line.read()
+
+
+def long_line(line):
+    redis_greeting(line)
+    line.send(b"+")
+    line.flood(b"a")
+
+
+def long_string(line):
+    redis_greeting(line)
+    line.send(b"$2000000000\r\n")
+    line.flood(b"a")
+
+
+def long_list(line):
+    redis_greeting(line)
+    line.send(b"*2000000000\r\n")
+    line.flood(b":1\r\n")
+
+
+def nested_lists(line):
+    redis_greeting(line)
+    line.flood(b"*1\r\n")
+
+
+def answers_nobody_asked_for(line):
+    redis_greeting(line)
+    line.flood(b"+OK\r\n")
+
+
+# -- nats --
+
+INFO = b'INFO {"server_id":"x","version":"2.10.0","proto":1,"headers":true,"max_payload":1048576}\r\n'
+
+
+def connected(line):
+    """The subject on which the client hears."""
+    line.send(INFO)
+    line.read_until(rb"CONNECT \{.*?PING\r\n")
+    line.send(b"PONG\r\n")
+    return line.read_until(rb"SUB (\S+)\*\s+(\d+)\r\n").groups()
+
+
+def info_without_end(line):
+    line.send(b"INFO {")
+    line.flood(b'"a":1,')
+
+
+def nats_long_message(line):
+    inbox, number = connected(line)
+    line.send(b"MSG %s1 %s 2000000000\r\n" % (inbox, number))
+    line.flood(b"a")
+
+
+def nats_messages(line):
+    inbox, number = connected(line)
+    line.flood(b"MSG %s1 %s 100\r\n" % (inbox, number) + b"a" * 100 + b"\r\n")
+
+
+def pings_without_end(line):
+    connected(line)
+    line.flood(b"PING\r\n")
+
+
+def nats_errors(line):
+    connected(line)
+    line.flood(b"-ERR 'Permissions Violation for Publish to \"x\"'\r\n")
+
+
+def nats_long_line(line):
+    connected(line)
+    line.send(b"MSG ")
+    line.flood(b"a")
+
+
+def nats_infos(line):
+    connected(line)
+    n = 0
+    while True:
+        n += 1
+        urls = ",".join(f'"10.{n % 256}.{i}.1:{n % 60000 + 1}"' for i in range(200))
+        line.send(f'INFO {{"server_id":"x","version":"2.10.0","max_payload":1048576,"connect_urls":[{urls}]}}\r\n'.encode())
+
+
+# -- rabbitmq --
+
+def frame(kind, channel, body):
+    return struct.pack("!BHI", kind, channel, len(body)) + body + b"\xce"
+
+
+START = frame(1, 0, struct.pack("!HHBBI", 10, 10, 0, 9, 0) + struct.pack("!I", 5) + b"PLAIN" + struct.pack("!I", 5) + b"en_US")
+
+
+def amqp(line):
+    line.read()
+    line.send(START)
+    line.read()
+
+
+def tuned(line):
+    amqp(line)
+    line.send(frame(1, 0, struct.pack("!HHHIH", 10, 30, 1, 0, 0)))  # frames of any size, no heartbeat
+    line.read()
+    line.send(frame(1, 0, struct.pack("!HHB", 10, 41, 0)))
+    line.read()
+
+
+def long_frame(line):
+    line.read()
+    line.send(struct.pack("!BHI", 1, 0, 0x7FFFFFFF))
+    line.flood(b"a")
+
+
+def long_frame_after_tuning(line):
+    tuned(line)
+    line.send(struct.pack("!BHI", 1, 1, 0x7FFFFFFF))
+    line.flood(b"a")
+
+
+def heartbeats_without_end(line):
+    amqp(line)
+    line.flood(frame(8, 0, b""))
+
+
+def large_start(line):
+    line.read()
+    table = b"\x01kS" + struct.pack("!I", 100) + b"x" * 100
+    line.send(struct.pack("!BHI", 1, 0, 0x7FFFFFFF) + struct.pack("!HHBBI", 10, 10, 0, 9, 0x7FFFFF00))
+    line.flood(table)
+
+
+def channel_frames_without_end(line):
+    tuned(line)
+    line.send(frame(1, 1, struct.pack("!HHI", 20, 11, 0)))
+    line.flood(frame(3, 1, b"x" * 1000))
+
+
+# -- kafka --
+
+def kafka_long_answer(line):
+    line.read()
+    line.send(struct.pack("!I", 99_000_000))
+    line.flood(b"\0")
+
+
+def kafka_longer_answer(line):
+    line.read()
+    line.send(struct.pack("!I", 0x7FFFFFFF))
+    line.flood(b"\0")
+
+
+FLOODS = {
+    "http": [header_without_end, headers_without_end, interim_answers_without_end, body_without_end, chunks_without_end,
+             chunk_extension_without_end, trailers_without_end],
+    "postgres": [long_error_at_login, notices_at_login, parameters_without_end, long_row, rows_without_end, notices_after_login,
+                 notifications_without_end],
+    "redis": [long_line, long_string, long_list, nested_lists, answers_nobody_asked_for],
+    "nats": [info_without_end, nats_long_message, nats_messages, pings_without_end, nats_errors, nats_long_line, nats_infos],
+    "rabbitmq": [long_frame, long_frame_after_tuning, heartbeats_without_end, large_start, channel_frames_without_end],
+    "kafka": [kafka_long_answer, kafka_longer_answer],
+}
+
+
+def options(kind, port):
+    return {
+        "http": {"url": f"http://127.0.0.1:{port}/"},
+        "postgres": {"host": "127.0.0.1", "port": port, "dbname": "d", "user": "u", "password": "p"},
+        "redis": {"host": "127.0.0.1", "port": port, "stream": "s"},
+        "nats": {"servers": f"127.0.0.1:{port}", "subject": "s"},
+        "rabbitmq": {"host": "127.0.0.1", "port": port, "user": "u", "password": "p", "exchange": "e"},
+        "kafka": {"brokers": f"127.0.0.1:{port}", "topic": "t"},
+    }[kind]
+
+
+@pytest.mark.parametrize("kind, talk", [(kind, talk) for kind, talks in FLOODS.items() for talk in talks],
+                         ids=lambda value: getattr(value, "__name__", value))
+def test_an_answer_without_end(db, kind, talk):
+    """For four seconds of it, as fast as it goes: the worker keeps its memory, and its other destinations go on."""
+    with healthy_neighbour(db) as neighbour_works:
+        pid = worker_pid(db)
+        hostile = Hostile(talk)
+        try:
+            before, most = memory(pid), 0
+            db.sql("SELECT outbox_create_destination('d', %s, %s, backoff => '100 ms', backoff_max => '200 ms',"
+                   " event_types => '{t}')", kind, json.dumps(options(kind, hostile.port)))
+            db.sql("SELECT outbox_emit(NULL, 'e' || i, 't', '{}') FROM generate_series(1, 3) i")
+            eventually(lambda: hostile.connections)
+            end = time.monotonic() + 4
+            while time.monotonic() < end:
+                most = max(most, memory(pid))
+                time.sleep(0.02)
+            neighbour_works()
+            assert worker_pid(db) == pid
+            assert most - before < 48 * MEGABYTE, f"{hostile.sent / MEGABYTE} MB were sent"
+            assert hostile.connections < 300, "it rests between attempts"
+        finally:
+            hostile.close()
+
+
+def test_a_long_error_is_no_flood(server, db):
+    """What a function over there raises can be as long as it likes: it is the fault of one event."""
+    db.sql("CREATE TABLE public.retrysafe_inbox (event_id uuid PRIMARY KEY);"
+           "CREATE FUNCTION public.take(event jsonb) RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
+           " IF event->>'key' = 'long' THEN RAISE '%', repeat('x', 3000000); END IF; END $$")
+    db.sql("SELECT outbox_create_destination('d', 'postgres', %s, max_attempts => 1)", json.dumps(
+        {"host": "127.0.0.1", "port": server.port, "dbname": db.name, "user": "postgres", "function": "public.take"}))
+    for key in ("first", "long", "last"):
+        db.sql("SELECT outbox_emit(NULL, %s, 't', '{}')", key)
+    eventually(lambda: db.sql("SELECT delivered, dead, failures FROM outbox_status") == [(2, 1, 0)])
+    assert "xxxx" in db.value("SELECT reason FROM outbox_dead_letters")
+
+
+@pytest.mark.parametrize("talk", [no_row, too_few_columns, two_rows, nulls, no_columns, names_that_are_statements],
+                         ids=lambda talk: talk.__name__)
+def test_an_answer_of_another_shape(server, db, talk):
+    """To what a destination of kind postgres asks first. It fails like any other server that is of no use."""
+    with healthy_neighbour(db) as neighbour_works:
+        pid = worker_pid(db)
+        hostile = Hostile(talk)
+        try:
+            before = len(server.log())
+            db.sql("SELECT outbox_create_destination('d', 'postgres', %s, backoff => '100 ms', event_types => '{t}')",
+                   json.dumps(options("postgres", hostile.port) | {"connect_timeout": "1s", "statement_timeout": "1s"}))
+            db.sql("SELECT outbox_emit(NULL, 'e', 't', '{}')")
+            eventually(lambda: db.value("SELECT last_error FROM outbox_status WHERE name = 'd'"))
+            assert "exception" not in server.log()[before:] and "basic_string" not in server.log()[before:]
+            neighbour_works()
+            assert worker_pid(db) == pid
+        finally:
+            hostile.close()
