@@ -29,6 +29,7 @@ class Server:
 
     started = set()
     _looked_at = 0  # so much of the log
+    environment = {}  # what pg_ctl starts it with, besides the present one
 
     def __init__(self, directory, *settings):
         self.directory = pathlib.Path(directory)
@@ -66,7 +67,7 @@ class Server:
         command = [self.bindir() / "pg_ctl", "-D", self.directory / "data", "-l", self.directory / "log", "-w", *arguments]
         if os.getuid() == 0:
             command = ["runuser", "-u", "postgres", "--", *command]
-        subprocess.run([str(c) for c in command], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([str(c) for c in command], check=True, stdout=subprocess.DEVNULL, env={**os.environ, **self.environment})
         if arguments[0] in ("start", "restart"):
             self._has_started()
 

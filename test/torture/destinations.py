@@ -27,8 +27,8 @@ class FarSide:
 
 
 class Destinations:
-    def __init__(self, db, folder, seed):
-        self.db, self.folder, self.seed = db, folder, seed
+    def __init__(self, site, folder, seed):
+        self.site, self.db, self.folder, self.seed = site, site.db, folder, seed
         folder.mkdir()
         self.far_sides, self.hooks, self.pullers, self.keepers = {}, {}, [], []
         self.far = self.redis = None
@@ -42,7 +42,7 @@ class Destinations:
                   types=("ordered", "plain"), ordered=False)
         self.hook("relayed", "shards => 2, workers => false")
         self.hook("shared", "shards => 4")
-        self.keepers += [RelayKeeper(self.db, "relay 1", "relayed", "shared"), RelayKeeper(self.db, "relay 2", "relayed", "shared")]
+        self.keepers += [RelayKeeper(self.site, "relay 1", "relayed", "shared"), RelayKeeper(self.site, "relay 2", "relayed", "shared")]
         self.brief()
         self.pull("pull")
         self.far_sides["function"] = FarSide(Taken(self.db), once=True)

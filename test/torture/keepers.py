@@ -22,9 +22,9 @@ class Keeper:
 
 
 class RelayKeeper(Keeper):
-    def __init__(self, db, name, *destinations):
+    def __init__(self, site, name, *destinations):
         super().__init__(name)
-        self.db, self.destinations = db, destinations
+        self.site, self.destinations = site, destinations
         self.relay = None
 
     @property
@@ -46,7 +46,8 @@ class RelayKeeper(Keeper):
 
     def start(self):
         try:
-            self.relay = Relay(self.db, "--allowed-addresses", "127.0.0.1", "--connections", "2", *self.destinations)
+            self.relay = Relay(self.site.db, "--allowed-addresses", "127.0.0.1", "--connections", "2", *self.destinations,
+                               connection=self.site.dsn())
         except psycopg2.Error:
             pass  # it asks the server where the modules are: next time
 

@@ -1,4 +1,5 @@
 """Plays the schedule. An action that lasts goes on by itself while the next ones come."""
+import contextlib
 import os
 import signal
 import subprocess
@@ -17,12 +18,12 @@ SETTINGS = [("retrysafe.workers_per_database", (0, 1, 2, 3)), ("retrysafe.outbox
 
 
 class Killer(Player):
-    def __init__(self, db, destinations, actions, log):
+    def __init__(self, site, destinations, actions, log):
         super().__init__("killer")
-        self.db, self.destinations, self.actions = db, destinations, actions
+        self.site, self.db, self.destinations, self.actions = site, site.db, destinations, actions
         self.log = log
         self.played = 0
-        self.far_is_up = True
+        self.far_is_up, self.standby_is_up, self.disk_is_full = True, True, False
         self._lasting = []
 
     def play(self):
@@ -164,6 +165,38 @@ class Killer(Player):
         eventually(lambda: starts(self.server), timeout=60)
         self.up()
         return "done"
+
+    # --- the standby, and the disk ---
+
+    def promote(self, _):
+        if not self.standby_is_up:
+            return None
+        return f"{self.site.promote()} is the primary"
+
+    def crash_standby(self, action):
+        """Commits wait meanwhile."""
+        if not self.standby_is_up:
+            return None
+        standby, self.standby_is_up = self.site.standby, False
+
+        def end():
+            eventually(lambda: starts(standby), timeout=60)
+            self.standby_is_up = True
+        self.lasts(action, lambda: standby.pg_ctl("stop", "-m", "immediate"), end)
+        return f"for {action.duration:.1f} s"
+
+    def fill_disk(self, action):
+        if not self.site.mounted or self.disk_is_full:
+            return None
+        self.disk_is_full = True
+        filler = self.site.fill()
+
+        def end():
+            with contextlib.suppress(FileNotFoundError):  # a new standby is in its place
+                os.unlink(filler)
+            self.disk_is_full = False
+        self.lasts(action, lambda: None, end)
+        return f"for {action.duration:.1f} s"
 
     # --- the far sides, and the programs beside the server ---
 

@@ -26,6 +26,7 @@ class Transaction:
     replays: list = field(default_factory=list)    # [key, request hash, effect]: what the answer said
     conflicts: list = field(default_factory=list)  # [key, request hash]
     end: str = UNKNOWN
+    waits: bool = True                             # for the disk; else a crash may take back what was committed
 
     def mark(self):
         return [len(self.events), len(self.effects)]

@@ -15,7 +15,8 @@ class Truth:
         self.counts = collections.Counter(t.end for t in self.transactions.values())
         self.contradictions = [f"{t.name} was told {t.end} and is{'' if t.name in self.done else ' not'} there"
                                for t in self.transactions.values()
-                               if t.end != UNKNOWN and (t.end == COMMITTED) != (t.name in self.done)]
+                               if t.end != UNKNOWN and (t.end == COMMITTED) != (t.name in self.done) and (t.waits or t.end == ROLLED_BACK)]
+        self.taken_by_crashes = sum(t.end == COMMITTED and t.name not in self.done for t in self.transactions.values())
         self.contradictions += [f"{name} is there and nobody tried it" for name in self.done - self.transactions.keys()]
         self.committed = [self.transactions[name] for name in self.done & self.transactions.keys()]
         self.events = {}  # committed ones, by key
@@ -92,7 +93,9 @@ def delivery(truth, far):
     if far.until < float("inf"):
         return findings, f"{len(arrived)} arrived until it was dropped"
     expected = {key for t in truth.committed if t.begun > far.since for key, event_type, *_ in t.events
-                if event_type in far.types or not far.types}
+                if (event_type in far.types or not far.types)
+                # One that is emitted again is an event of the time of its first emit.
+                and not (far.since and event_type == "again")}
     findings += [f"{key} is lost" for key in sorted(expected - arrived.keys())]
     return findings, f"{len(expected)} events, {len(arrived)} arrived, {sum(arrived.values()) - len(arrived)} copies"
 

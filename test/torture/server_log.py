@@ -15,7 +15,8 @@ EXPECTED = [
     ("55P03", ""),                                 # their lock_timeout
     ("57014", ""),                                 # cancelled
     ("57P01", ""), ("57P02", ""), ("57P03", ""),   # terminated, crashed, starting up
-    ("42704", "prepared transaction"),             # the writer comes too late, the resolver had it
+    ("53100", ""), ("XX000", "could not write init file"),  # the disk is full
+    ("42704", "prepared transaction"), ("55000", "is busy"),  # the writer comes too late, the resolver has it
     ("RS210", ""), ("RS211", ""),                  # a puller that forgot a batch, or stood still, beyond its lease
     ("08006", ""), ("08P01", "unexpected EOF"),
 ]
@@ -25,12 +26,13 @@ def expected(line):
     return any(line["code"] == code and part in line["rest"] for code, part in EXPECTED)
 
 
-def look(server):
+def look(logs):
     """How often each level and code came, the lines that nobody expects, and crashes."""
-    text = server.log()
-    counts, unexpected = collections.Counter(), []
-    for match in LINE.finditer(text):
-        counts[f"{match['level']} {match['code']}"] += 1
-        if match["level"] != "WARNING" and not expected(match):
-            unexpected.append(match[0])
-    return counts, unexpected, closing.crashes(text, killed)
+    counts, unexpected, crashes = collections.Counter(), [], []
+    for text in logs:
+        for match in LINE.finditer(text):
+            counts[f"{match['level']} {match['code']}"] += 1
+            if match["level"] != "WARNING" and not expected(match):
+                unexpected.append(match[0])
+        crashes += closing.crashes(text, killed)
+    return counts, unexpected, crashes

@@ -14,13 +14,14 @@ import psycopg2
 
 import promises
 import server_log
-from conftest import Server, eventually, folder_of_servers, make_database
+from conftest import eventually, folder_of_servers
 from destinations import Destinations
 from housekeeping import SIZE, Housekeeper, Watcher
 from killer import SETTINGS as SETTINGS_THAT_CHANGE
 from killer import Killer
 from ledger import Ledger
 from schedule import DECK, schedule
+from place import Site
 from writers import LIFETIME, SETUP, Resolver, Writer
 
 SETTINGS = (server_log.PREFIX, "max_prepared_transactions = 50", "max_connections = 80", "deadlock_timeout = 200ms",
@@ -65,17 +66,18 @@ class Torture:
         self._log.write(line + "\n")
 
     def run(self, at_end):
-        server = Server(self.folder / "cluster", *SETTINGS, *self.given.setting)
-        at_end.callback(server.stop)
-        self.db = make_database(server, "torture")
+        self.site = Site(self.folder, [*SETTINGS, *self.given.setting], self.say)
+        at_end.callback(self.site.stop)
+        self.db = self.site.create_database()
         self.db.sql(SETUP)
+        self.site.add_standby()
         self.ledger = Ledger(self.folder / "ledger")
-        self.destinations = Destinations(self.db, self.folder / "received", self.given.seed)
+        self.destinations = Destinations(self.site, self.folder / "received", self.given.seed)
         at_end.callback(self.destinations.stop)
         self.destinations.create(at_end, self.say)
-        self.writers = [Writer(self.db, self.ledger, self.given.seed, number, self.given.rate) for number in range(self.given.writers)]
+        self.writers = [Writer(self.site, self.ledger, self.given.seed, number, self.given.rate) for number in range(self.given.writers)]
         self.resolver = Resolver(self.db, self.given.seed)
-        self.killer = Killer(self.db, self.destinations, self.actions, self.note)
+        self.killer = Killer(self.site, self.destinations, self.actions, self.note)
         self.destinations.start()
         self.housekeeper, self.watcher = Housekeeper(self.db), Watcher(self.db, self.folder / "samples.jsonl")
         self.players = [self.killer, *self.writers, self.resolver]
@@ -105,7 +107,7 @@ class Torture:
         while self.resolver.resolve("0 seconds"):
             assert time.monotonic() < deadline, "prepared transactions do not end"
         # Positions that nobody committed, behind the last event, would look like backlog.
-        last = Writer(self.db, self.ledger, self.given.seed, len(self.writers), 1)
+        last = Writer(self.site, self.ledger, self.given.seed, len(self.writers), 1)
         connection = self.db.connect()
         with connection.cursor() as q:
             last.work = lambda q, t: last.emit(q, t, "last", "plain")
@@ -158,7 +160,7 @@ class Torture:
         counts = sum((w.counts for w in self.writers), start=type(self.writers[0].counts)())
         self.say(f"writers: {dict(sorted(counts.items(), key=str))}")
         self.say(f"transactions: {dict(truth.counts)}, {len(truth.committed)} committed, {len(truth.events)} events;"
-                 f" {self.resolver.resolved} prepared ones resolved")
+                 f" {self.resolver.resolved} prepared ones resolved, {truth.taken_by_crashes} that did not wait taken back by crashes")
         self.say(f"actions: {dict(self.killer.counts)}")
         self.check("everybody met only what they are told to expect",
                    [u for player in (*self.players, *self.lookers, *self.destinations.pullers, *self.destinations.keepers) for u in player.unexpected],
@@ -175,7 +177,7 @@ class Torture:
                 self.check(f"P5 order: {name}", *promises.order(far))
         self.check("P7 space", *self.space())
         self.check("P6 an outage costs no event an attempt", self.watcher.attempts, f"{self.watcher.counts['looks']} looks")
-        codes, unexpected, crashes = server_log.look(self.db.server)
+        codes, unexpected, crashes = server_log.look(self.site.logs())
         self.say(f"server log: {dict(sorted(codes.items()))}")
         self.check("no unexpected error in the server log", unexpected)
         self.check("no process died that nobody killed", crashes)
@@ -197,12 +199,8 @@ def main():
     well = False
     try:
         with contextlib.ExitStack() as at_end:
-            try:
-                torture.run(at_end)
-                well = torture.failed == 0
-            finally:
-                if not well or given.keep:
-                    keep(folder)
+            torture.run(at_end)
+            well = torture.failed == 0
     except KeyboardInterrupt:
         well = False
     except AssertionError as error:
@@ -213,12 +211,6 @@ def main():
         print(f"seed {given.seed}; schedule, ledger, records and server log are in {folder}")
     print(f"{torture.passed} passed, {torture.failed} failed")
     return 0 if well else 1
-
-
-def keep(folder):
-    """The server's folder goes when it stops."""
-    with contextlib.suppress(OSError):
-        shutil.copy(folder / "cluster/log", folder / "server-log")
 
 
 if __name__ == "__main__":

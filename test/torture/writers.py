@@ -36,9 +36,9 @@ def short_lived(key):
 
 
 class Writer(Player):
-    def __init__(self, db, ledger, seed, number, rate):
+    def __init__(self, site, ledger, seed, number, rate):
         super().__init__(f"writer {number}")
-        self.db, self.ledger, self.number, self.rate = db, ledger, number, rate
+        self.site, self.db, self.ledger, self.number, self.rate = site, site.db, ledger, number, rate
         self.r = random.Random(f"{seed}/writer/{number}")
         self.again = collections.deque(maxlen=20)  # requests whose answer got lost
         self._numbers = itertools.count(1)
@@ -61,11 +61,22 @@ class Writer(Player):
                 connection.close()
 
     def transaction(self, connection, q):
-        t = Transaction(f"w{self.number}-{next(self._numbers)}", time.monotonic())
+        waits = self.r.random() > 0.1 or not self.site.without_waiting.acquire(blocking=False)
+        try:
+            self.one_transaction(connection, q, waits)
+        finally:
+            if not waits:
+                self.site.without_waiting.release()
+
+    def one_transaction(self, connection, q, waits):
+        t = Transaction(f"w{self.number}-{next(self._numbers)}", time.monotonic(), waits=waits)
         asked = []
         try:
             isolation = self.r.choice(("READ COMMITTED", "READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"))
             q.execute(f"BEGIN ISOLATION LEVEL {isolation}")
+            if not waits:
+                q.execute("SET LOCAL synchronous_commit = off")
+                self.counts["without waiting"] += 1
             self.work(q, t)
             q.execute("INSERT INTO done VALUES (%s)", (t.name,))
             self.end(q, t, asked)

@@ -1,0 +1,146 @@
+"""Two places for a server, and a standby in the one where the primary is not. A promotion makes them change.
+
+Commits wait until the standby has them and shows them (`synchronous_commit = remote_apply`), so that a failover loses
+nothing that a client or a receiver knows of. There is one way around it: a session that is ended while it waits has
+committed on the primary alone, and a worker may publish that; so may a transaction that does not wait at all. So before a promotion the standby has to have all that was
+written until then, and from then on nobody ends sessions but the immediate stop, after which nothing is published.
+
+The database is in a tablespace of each place, a file system in memory that can be filled, where mounting is permitted.
+"""
+import pathlib
+import shutil
+import socket
+import subprocess
+import threading
+
+import psycopg2
+
+from conftest import Server, eventually, make_database, run
+
+SPACE = "256m"
+
+
+class Standby(Server):
+    def __init__(self, primary, directory, port):
+        self.directory, self.environment = directory, primary.environment
+        directory.mkdir(exist_ok=True)
+        shutil.chown(directory, "postgres", "postgres")
+        shutil.rmtree(directory / "data", ignore_errors=True)
+        spaces = [f"--tablespace-mapping={space_of(primary.directory)}={space_of(directory)}"] if space_of(directory).exists() else []
+        for entry in space_of(directory).glob("*"):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        command = [self.bindir() / "pg_basebackup", "-h", primary.directory, "-p", primary.port, "-U", "postgres",
+                   "-D", directory / "data", "-R", "--checkpoint=fast", "--no-sync", *spaces]
+        subprocess.run(["runuser", "-u", "postgres", "--", *map(str, command)], check=True, cwd="/")
+        with open(directory / "data/postgresql.conf", "a") as conf:
+            conf.write(f"port = {port}\nunix_socket_directories = '{directory}'\n")
+        self.pg_ctl("start")
+
+
+def space_of(directory):
+    return pathlib.Path(directory) / "space"
+
+
+class Site:
+    def __init__(self, folder, settings, say):
+        self.places = [folder / "one", folder / "two"]
+        self.say = say
+        self.mounted = []
+        self.standby = None
+        # Held by a transaction that does not wait for the disk, nor for the standby: it can get lost in a failover
+        # after it was published. None is under way in a promotion.
+        self.without_waiting = threading.Lock()
+        self.primary = Server(self.places[0], *settings, "synchronous_commit = remote_apply")
+        self.ports = {self.places[0]: self.primary.port, self.places[1]: free_port()}
+        self.places[1].mkdir()
+        self.db = None
+
+    def create_database(self):
+        options = ""
+        if self.mount():
+            run_on(self.primary, f"CREATE TABLESPACE small LOCATION '{space_of(self.primary.directory)}'")
+            options = "TABLESPACE small"
+        self.db = make_database(self.primary, "torture", options)
+        return self.db
+
+    def mount(self):
+        for place in self.places:
+            space = space_of(place)
+            space.mkdir()
+            mounting = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SPACE},mode=700", "tmpfs", space], capture_output=True, text=True)
+            if mounting.returncode:
+                space.rmdir()
+                self.say(f"skipped: filling the disk ({mounting.stderr.strip()})")
+                return False
+            self.mounted.append(space)
+            shutil.chown(space, "postgres", "postgres")
+        return True
+
+    def add_standby(self):
+        other = next(place for place in self.places if place != self.primary.directory)
+        self.standby = Standby(self.primary, other, self.ports[other])
+        self.primary.set("synchronous_standby_names", "*")
+        eventually(self.in_step, timeout=60, message="the standby does not come into step")
+
+    def in_step(self):
+        """All that was written until now is on the standby, which is one that commits wait for."""
+        try:
+            connection = self.primary.connect()
+            try:
+                written = run(connection, "SELECT pg_current_wal_insert_lsn()")[0][0]
+                return run(connection, "SELECT replay_lsn >= %s FROM pg_stat_replication WHERE sync_state = 'sync'", written) == [(True,)]
+            finally:
+                connection.close()
+        except psycopg2.Error:
+            return False
+
+    def promote(self):
+        old, new = self.primary, self.standby
+        with self.without_waiting:
+            eventually(self.in_step, timeout=60, message="the standby does not come into step")
+            old.pg_ctl("stop", "-m", "immediate")
+        new.pg_ctl("promote")
+        # Nobody would answer its commits before it has a standby.
+        new.set("synchronous_standby_names", None)
+        self.primary = self.db.server = new
+        self.add_standby()
+        return f"{new.directory.name}"
+
+    def dsn(self):
+        """Of both, for programs that look for the one that takes writes."""
+        hosts = ",".join(str(place) for place in self.places)
+        ports = ",".join(str(self.ports[place]) for place in self.places)
+        return f"host={hosts} port={ports} dbname={self.db.name} user=postgres"
+
+    def logs(self):
+        return [(place / "log").read_text(errors="replace") for place in self.places if (place / "log").exists()]
+
+    def fill(self):
+        """Leaves no block free."""
+        with open(space_of(self.primary.directory) / "filler", "wb", buffering=0) as filler:
+            try:
+                while filler.write(b"\0" * (1 << 20)):
+                    pass
+            except OSError:
+                pass
+        return filler.name
+
+    def stop(self):
+        try:
+            for server in filter(None, (self.primary, self.standby)):
+                server.end()
+        finally:
+            for space in self.mounted:
+                subprocess.run(["umount", "--lazy", space], check=False)
+
+
+def run_on(server, query):
+    connection = server.connect()
+    run(connection, query)
+    connection.close()
+
+
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
