@@ -32,6 +32,7 @@ class Destinations:
         folder.mkdir()
         self.far_sides, self.hooks, self.pullers, self.keepers = {}, {}, [], []
         self.far = self.redis = None
+        self.hooks_ever = []
         self._numbers = itertools.count(1)
 
     def create(self, at_end, say):
@@ -61,6 +62,7 @@ class Destinations:
     def hook(self, name, extra="shards => 1", patience=PATIENT, usual=0.01, kinds=tuple(MISCHIEF), **expected):
         record = Record(self.folder / f"{name}.jsonl")
         hook = self.hooks[name] = Hook(name, record, self.seed, usual, kinds)
+        self.hooks_ever.append(hook)
         self.far_sides[name] = FarSide(record, **expected)
         self.db.sql(f"SELECT outbox_create_destination(%s, 'http', %s, {patience}, {extra})", name, options_of(hook))
 
@@ -97,6 +99,7 @@ class Destinations:
             message="a destination cannot be made")
         self.far_sides[name] = FarSide(record, since=time.monotonic())
         self.hooks[name] = hook
+        self.hooks_ever.append(hook)
         if old_hook and not old_hook.away:
             old_hook.receiver.stop()
         return name

@@ -9,6 +9,7 @@ from receiver import Answer, Close, Raw, Receiver, Reset
 from records import Arrival
 
 TIMEOUT = 1.0  # of the destinations
+SOURCE = "retrysafe/torture"  # not a copy of the database
 
 # What becomes of a request: whether it is taken, and the answer.
 MISCHIEF = {
@@ -41,7 +42,7 @@ class Hook:
         self.counts = collections.Counter()
         self._r = random.Random(f"{seed}/hook/{name}")
         self.lock = threading.Lock()
-        self.away = False
+        self.away, self.from_others = False, []
         self.receiver = Receiver()
         self.receiver.behave(self.answer)
 
@@ -55,6 +56,8 @@ class Hook:
             kind = self._r.choice(self.kinds) if self._r.random() < self.mischief else None
             self.counts[kind or "as usual"] += 1
         taken, answer = MISCHIEF[kind] if kind else (True, 204)
+        if request.header("ce-source") != SOURCE:
+            self.from_others.append(f"{self.name}: from {request.header('ce-source')}")
         if taken:
             self.record.write(arrival_of(request))
         return answer

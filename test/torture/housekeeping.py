@@ -27,13 +27,19 @@ SIZE = """SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
             FROM pg_class c WHERE relnamespace = 'retrysafe'::regnamespace AND relname LIKE 'outbox%' AND relkind = 'r'"""
 
 
+# A worker that waits for a far side, or for nothing at all, with a transaction open.
+WAITING_IN_TRANSACTION = """
+    SELECT pid, backend_type, state, wait_event FROM pg_stat_activity
+     WHERE xact_start IS NOT NULL AND backend_type = 'retrysafe worker' AND wait_event_type = 'Extension'"""
+
+
 class Watcher(Player):
     """Looks once a second, at a database that is up."""
 
     def __init__(self, db, path):
         super().__init__("watcher")
         self.db, self.path = db, path
-        self.largest, self.attempts = 0, []
+        self.largest, self.attempts, self.in_transaction = 0, [], []
 
     def play(self):
         with open(self.path, "w", buffering=1) as samples:
@@ -46,12 +52,13 @@ class Watcher(Player):
     def look(self, samples):
         connection = self.db.server.connect(self.db.name)
         try:
+            self.in_transaction += map(str, run(connection, WAITING_IN_TRANSACTION))
             size = run(connection, SIZE)[0][0]
             self.largest = max(self.largest, size)
             status = run(connection, "SELECT name, backlog, parked_retry, parked_blocked, dead, state FROM retrysafe.outbox_status")
             samples.write(json.dumps({"bytes": size, "status": status}) + "\n")
+            self.counts["looks"] += 1
             for name, _, *parked, _ in status:
-                self.counts["looks"] += 1
                 if name == "away" and any(parked):
                     self.attempts.append(f"away has parked events: {parked}")
         finally:

@@ -24,6 +24,7 @@ class Killer(Player):
         self.log = log
         self.played = 0
         self.far_is_up, self.standby_is_up, self.disk_is_full = True, True, False
+        self.copy_is_there, self.copies, self.publishing_copies = False, 0, []
         self._lasting = []
 
     def play(self):
@@ -198,6 +199,14 @@ class Killer(Player):
         self.lasts(action, lambda: None, end)
         return f"for {action.duration:.1f} s"
 
+    def set_clock(self, action):
+        """Up to 20 seconds off, ahead or behind, from now on."""
+        if not self.site.clock:
+            return None
+        seconds = (action.pick - 0.5) * 40
+        self.site.clock.set(seconds)
+        return f"{seconds:+.1f} s"
+
     # --- the far sides, and the programs beside the server ---
 
     def hook(self, action):
@@ -299,8 +308,39 @@ class Killer(Player):
         return f"for {action.duration * 3:.1f} s"
 
     def dump(self, action):
-        """It may well fail when something else happens."""
-        program = self.server.bindir() / "pg_dump"
-        process = subprocess.Popen([program, "-d", self.server.dsn(self.db.name), "-f", "/dev/null"], stderr=subprocess.DEVNULL)
-        self.lasts(action, lambda: None, process.wait)
+        """What is restored from it on the far server must not publish. It may well fail when something else happens."""
+        if self.copy_is_there:
+            return None
+        self.copy_is_there = True
+        file = self.destinations.folder.parent / "dump"
+        dump = subprocess.Popen([self.server.bindir() / "pg_dump", "-Fc", "-d", self.server.dsn(self.db.name), "-f", file],
+                                stderr=subprocess.DEVNULL)
+
+        def end():
+            try:
+                if dump.wait() == 0:
+                    self.restore(file)
+            except psycopg2.Error:
+                pass  # the far server has crashed
+            self.copy_is_there = False
+        self.lasts(action, lambda: None, end)
         return "begun"
+
+    def restore(self, file):
+        far = self.destinations.far
+        admin = far.connect()
+        try:
+            run(admin, "CREATE DATABASE copy")
+            restore = subprocess.run([far.bindir() / "pg_restore", "--no-tablespaces", "-d", far.dsn("copy"), file], stderr=subprocess.DEVNULL)
+            if restore.returncode == 0:
+                copy = far.connect("copy")
+                reasons = {reason for (reason,) in run(copy, "SELECT retrysafe.outbox_suspended_reason()")}
+                states = {state for (state,) in run(copy, "SELECT state FROM retrysafe.outbox_status")}
+                copy.close()
+                self.copies += 1
+                if None in reasons or states != {"suspended"}:
+                    self.publishing_copies.append(f"{reasons} {states}")
+        finally:
+            if not admin.closed:
+                run(admin, "DROP DATABASE IF EXISTS copy WITH (FORCE)")
+                admin.close()

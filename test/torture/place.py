@@ -1,12 +1,14 @@
 """Two places for a server, and a standby in the one where the primary is not. A promotion makes them change.
 
 Commits wait until the standby has them and shows them (`synchronous_commit = remote_apply`), so that a failover loses
-nothing that a client or a receiver knows of. There is one way around it: a session that is ended while it waits has
-committed on the primary alone, and a worker may publish that; so may a transaction that does not wait at all. So before a promotion the standby has to have all that was
-written until then, and from then on nobody ends sessions but the immediate stop, after which nothing is published.
+nothing that a client knows of. There is one way around it: a session that is cancelled while it waits has committed on the
+primary alone. So before a promotion the standby has to have all that was written until then, and from then on nobody
+cancels anything. Nor may it lose what a receiver knows of. With `retrysafe.publish_after = synchronous_standby` that holds by
+itself. Without, it does not for transactions that do not wait; so then none of them is under way in a promotion.
 
 The database is in a tablespace of each place, a file system in memory that can be filled, where mounting is permitted.
 """
+import os
 import pathlib
 import shutil
 import socket
@@ -15,6 +17,7 @@ import threading
 
 import psycopg2
 
+from clock import LIBRARY, Clock
 from conftest import Server, eventually, make_database, run
 
 SPACE = "256m"
@@ -24,14 +27,17 @@ class Standby(Server):
     def __init__(self, primary, directory, port):
         self.directory, self.environment = directory, primary.environment
         directory.mkdir(exist_ok=True)
-        shutil.chown(directory, "postgres", "postgres")
+        if os.getuid() == 0:
+            shutil.chown(directory, "postgres", "postgres")
         shutil.rmtree(directory / "data", ignore_errors=True)
         spaces = [f"--tablespace-mapping={space_of(primary.directory)}={space_of(directory)}"] if space_of(directory).exists() else []
         for entry in space_of(directory).glob("*"):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         command = [self.bindir() / "pg_basebackup", "-h", primary.directory, "-p", primary.port, "-U", "postgres",
                    "-D", directory / "data", "-R", "--checkpoint=fast", "--no-sync", *spaces]
-        subprocess.run(["runuser", "-u", "postgres", "--", *map(str, command)], check=True, cwd="/")
+        if os.getuid() == 0:
+            command = ["runuser", "-u", "postgres", "--", *command]
+        subprocess.run(list(map(str, command)), check=True, cwd="/")
         with open(directory / "data/postgresql.conf", "a") as conf:
             conf.write(f"port = {port}\nunix_socket_directories = '{directory}'\n")
         self.pg_ctl("start")
@@ -42,18 +48,23 @@ def space_of(directory):
 
 
 class Site:
-    def __init__(self, folder, settings, say):
+    def __init__(self, folder, settings, say, publish_after, clock_jumps):
         self.places = [folder / "one", folder / "two"]
         self.say = say
         self.mounted = []
         self.standby = None
-        # Held by a transaction that does not wait for the disk, nor for the standby: it can get lost in a failover
-        # after it was published. None is under way in a promotion.
-        self.without_waiting = threading.Lock()
-        self.primary = Server(self.places[0], *settings, "synchronous_commit = remote_apply")
+        # Held by transactions that do not wait, and by a promotion.
+        self.without_waiting = threading.Semaphore(1 if publish_after == "local_flush" else 1000)
+        self.primary = Server(self.places[0], *settings, "synchronous_commit = remote_apply", f"retrysafe.publish_after = {publish_after}")
         self.ports = {self.places[0]: self.primary.port, self.places[1]: free_port()}
         self.places[1].mkdir()
-        self.db = None
+        self.db = self.clock = None
+        if clock_jumps and LIBRARY.exists():
+            self.clock = Clock(folder / "clock")
+            self.primary.environment = self.clock.environment
+            self.primary.pg_ctl("restart")
+        elif clock_jumps:
+            say(f"skipped: setting the clock (there is no {LIBRARY})")
 
     def create_database(self):
         options = ""

@@ -11,7 +11,7 @@ DECK = {
     "kill relay": 2, "stop relay": 1, "pause relay": 1,
     "kill redis": 1, "crash far server": 1,
     "recreate destination": 2, "pause destination": 1, "change destination": 1, "retry dead letters": 1,
-    "promote": 2, "crash standby": 1, "fill disk": 2,
+    "promote": 2, "crash standby": 1, "fill disk": 2, "set clock": 2,
     "change settings": 2, "hold snapshot": 2, "dump": 1,
 }
 PAUSE = 4.0  # seconds between two actions, on average

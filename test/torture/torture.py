@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 
 import psycopg2
 
@@ -42,6 +43,7 @@ def arguments():
     parser.add_argument("--only", nargs="*", metavar="ACTION", help=f"of: {', '.join(DECK)}")
     parser.add_argument("--without", nargs="*", default=[], metavar="ACTION")
     parser.add_argument("--setting", action="append", default=[], help="of the server: 'name = value'")
+    parser.add_argument("--clock", action="store_true", help="set the servers' clock too, with libfaketime")
     parser.add_argument("--keep", action="store_true", help="keep the folder also when all is well")
     given = parser.parse_args()
     unknown = {*(given.only or []), *given.without} - set(DECK)
@@ -66,7 +68,8 @@ class Torture:
         self._log.write(line + "\n")
 
     def run(self, at_end):
-        self.site = Site(self.folder, [*SETTINGS, *self.given.setting], self.say)
+        self.site = Site(self.folder, [*SETTINGS, *self.given.setting], self.say,
+                         "synchronous_standby" if self.given.seed % 2 else "local_flush", self.given.clock)
         at_end.callback(self.site.stop)
         self.db = self.site.create_database()
         self.db.sql(SETUP)
@@ -84,7 +87,7 @@ class Torture:
         self.lookers = [self.housekeeper, self.watcher]
         for player in (*self.players, *self.lookers):
             player.start()
-        at_end.callback(lambda: [player.stop.set() for player in (*self.players, *self.lookers)])
+        at_end.callback(self.stop_players)
         until = time.monotonic() + self.given.minutes * 60
         while time.monotonic() < until and not self.killer.unexpected:
             self.destinations.look()
@@ -92,6 +95,12 @@ class Torture:
         self.calm_down()
         self.drain()
         self.judge()
+
+    def stop_players(self):
+        self.killer.stop.set()
+        self.killer.join()
+        for player in (*self.players, *self.lookers):
+            player.stop.set()
 
     def calm_down(self):
         self.killer.stop.set()
@@ -101,6 +110,8 @@ class Torture:
         for player in self.players:
             player.join()
         self.destinations.calm()
+        if self.site.clock:
+            self.site.clock.set(0)
         for name, _ in SETTINGS_THAT_CHANGE:
             self.db.server.set(name, None)
         deadline = time.monotonic() + 60
@@ -165,7 +176,7 @@ class Torture:
         self.check("everybody met only what they are told to expect",
                    [u for player in (*self.players, *self.lookers, *self.destinations.pullers, *self.destinations.keepers) for u in player.unexpected],
                    f"{self.killer.played} of {len(self.actions)} actions were played")
-        self.check("P1 one key, one effect", *promises.one_effect(truth, self.db))
+        self.check("P1 one key, one effect", *promises.one_effect(truth, self.db, self.killer.counts["set clock"] > 0))
         self.check("P2 conflicts write nothing", *promises.conflicts(truth, self.db))
         self.check("P3 every destination has had everything", [str(row) for row in self.drained or []])
         far_sides = self.destinations.far_sides
@@ -177,6 +188,9 @@ class Torture:
                 self.check(f"P5 order: {name}", *promises.order(far))
         self.check("P7 space", *self.space())
         self.check("P6 an outage costs no event an attempt", self.watcher.attempts, f"{self.watcher.counts['looks']} looks")
+        self.check("P8 no transaction while events are sent", self.watcher.in_transaction, f"{self.watcher.counts['looks']} looks")
+        self.check("P9 copies do not publish", [*self.killer.publishing_copies, *(o for hook in self.destinations.hooks_ever for o in hook.from_others)],
+                   f"{self.killer.copies} restored dumps")
         codes, unexpected, crashes = server_log.look(self.site.logs())
         self.say(f"server log: {dict(sorted(codes.items()))}")
         self.check("no unexpected error in the server log", unexpected)
@@ -191,7 +205,7 @@ def main():
             print(action)
         return 0
     print(f"seed {given.seed}, {given.minutes:g} minutes, {len(actions)} actions")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-torture-", dir=folder_of_servers()))
     folder.chmod(0o755)
     (folder / "schedule").write_text("".join(f"{action}\n" for action in actions))
@@ -203,8 +217,10 @@ def main():
             well = torture.failed == 0
     except KeyboardInterrupt:
         well = False
-    except AssertionError as error:
-        torture.check("the run", [f"{error}"])
+        print("interrupted")
+    except Exception:  # noqa: BLE001 - what it was is said, and where to look
+        well = False
+        torture.check("the run", [traceback.format_exc()])
     if well and not given.keep:
         shutil.rmtree(folder)
     else:
