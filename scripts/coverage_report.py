@@ -8,6 +8,9 @@ import sys
 folder, report = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2])
 counted = collections.defaultdict(lambda: collections.defaultdict(int))  # file: line: times it ran
 notes = sorted(folder.rglob("*.gcno"))
+for counts in folder.rglob("*.gcda"):
+    if counts.stat().st_size == 0:
+        counts.unlink()  # laid there for whoever would count, and nobody did
 for at in range(0, len(notes), 20):
     text = subprocess.run(["gcov", "--json-format", "--stdout", *map(str, notes[at:at + 20])], cwd=folder, check=True,
                           stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
@@ -23,7 +26,7 @@ for at in range(0, len(notes), 20):
 report.mkdir(exist_ok=True)
 total = covered = 0
 with open(report / "files", "w") as files, open(report / "uncovered", "w") as uncovered:
-    for path in sorted(counted):
+    for path in sorted(filter(counted.get, counted)):
         lines = counted[path]
         ran = sum(times > 0 for times in lines.values())
         total, covered = total + len(lines), covered + ran
