@@ -4,7 +4,6 @@
 
 #include "input.hpp"
 #include "options.hpp"
-#include "sinks/nats/subject.hpp"
 
 using namespace retrysafe;
 
@@ -24,8 +23,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     for (const nats::Server &server : target.servers) fuzz::require(!server.host.empty() && server.port > 0);
     if (target.credentials)
       fuzz::require(!target.credentials->token.empty() && !target.credentials->seed.empty());
-    if (target.subject.is_constant())
-      fuzz::require(nats::event_subject_problem(target.subject.constant()).empty());
     fuzz::require(target.nkey.empty() == target.nkey_seed.empty());
   } catch (const std::invalid_argument &) {
   }
