@@ -55,7 +55,7 @@ def pay(connection, key, digest="a", work="", **options):
         if work:
             run(connection, work)
         order = insert_order(connection, key)
-        run(connection, "SELECT outbox_emit(%s, %s, 'order.paid', %s)", key, f"order-{order}", '{"paid": true}')
+        run(connection, "SELECT outbox_emit(%s, NULL, 'order.paid', %s)", key, '{"paid": true}')
         complete(connection, key, order)
     else:
         order = response and response["id"]

@@ -245,11 +245,14 @@ def test_consent_waits_for_those_who_write_events(db):
     consent = Pending(db, "SELECT outbox_consent('fork')")
     assert consent.blocks()
     late = Pending(db, "SELECT outbox_emit(NULL, 'late', 't', '{}')")
-    assert late.blocks()
+    numbered = Pending(db, "BEGIN", "SELECT idem_begin('k', 'h')", "SELECT outbox_emit('k', NULL, 't', '{}')")
+    assert late.blocks() and numbered.blocks()
     writer.commit()
     consent.result()
     late.result()
     first = db.value("SELECT max(first_id) FROM outbox_eras")
+    assert numbered.result()[0][0] > first
+    numbered.close()
     assert db.value("SELECT id FROM outbox_log WHERE event_key = 'open'") < first
     assert db.value("SELECT id FROM outbox_log WHERE event_key = 'late'") > first
 

@@ -71,6 +71,7 @@ VALUES = [
     # -- event keys --
     Value("no bytes", "", error="RS101"),
     Value("one byte", "k"),
+    Value("what numbered events have", "k~1", error="RS101"), Value("the mark alone", "k~"), Value("digits alone", "1"),
     Value("another case", "K"),
     Value("blank behind", "k "), Value("blank before", " k"), Value("blank", " "),
     Value("255 bytes", "x" * 255),

@@ -143,6 +143,25 @@ def test_losers_of_a_race_take_their_row_back(db, isolation, inside):
         one.close()
 
 
+def test_a_numbered_event_is_in_the_piece_that_was_active(db):
+    """Nothing is looked up for it, but rotation waits for it all the same: positions grow from piece to piece."""
+    fill(db, 1)
+    call = ["BEGIN", "SELECT idem_begin('k', 'h')", "SELECT outbox_emit('k', NULL, 't', '{}')"]
+    with stopped_at(db, "emit.before_insert", [call]) as sessions:
+        cleaner = Pending(db, "SELECT outbox_cleanup()")
+        cleaner.result()
+        cleaner.close()
+        assert states(db, "log") == ["active"]
+    (position,), = sessions[0].result()
+    rotate(db, "log")
+    sessions[0].run("SELECT outbox_emit('k', NULL, 't', '{}')")
+    sessions[0].run("SELECT idem_complete('k')")
+    sessions[0].run("COMMIT")
+    assert db.sql("SELECT id = %s, event_number, tableoid::regclass::text FROM outbox_log WHERE event_number > 0 ORDER BY id",
+                  position) == [(True, 1, "outbox_log_1"), (False, 2, "outbox_log_2")]
+    sessions[0].close()
+
+
 def test_losers_of_a_race_whose_winner_rolls_back(db):
     """Each of the two has a row in the index that it took back, and waits for the other: one of them has to begin again,
     but no event is lost or written twice."""
