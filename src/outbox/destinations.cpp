@@ -14,6 +14,7 @@
 #include "pg/boundary.hpp"
 #include "pg/secret_arguments.hpp"
 #include "pg/statement.hpp"
+#include "pg/text.hpp"
 
 #include "pg/server.hpp"
 
@@ -348,7 +349,7 @@ void raise_lost(const char *name) {
 
 void raise_unknown_destination(const char *name) {
   pg::raise(kUnknownDestination, "The view outbox_status lists the destinations.",
-            "destination \"%s\" does not exist", name);
+            "destination \"%s\" does not exist", pg::shown_name(name));
 }
 
 }  // namespace retrysafe::outbox

@@ -10,6 +10,7 @@
 #include "core/kinds/kinds.hpp"
 #include "pg/boundary.hpp"
 #include "pg/statement.hpp"
+#include "pg/text.hpp"
 #include "settings.hpp"
 
 #include "pg/server.hpp"
@@ -348,7 +349,7 @@ void raise_unknown_kind(const char *name) {
     for (uint64 i = 0; i < count; ++i) appendStringInfo(&known, ", %s", pg::Row(i).text_at(1, memory));
   });
   pg::raise(kUnknownKind, psprintf("Known kinds: %s.", known.data), "unknown kind of destination \"%s\"",
-            name);
+            pg::shown_name(name));
 }
 
 Jsonb *checked_options(const Kind &kind, Jsonb *options) {

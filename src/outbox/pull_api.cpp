@@ -27,6 +27,7 @@
 #include "pg/boundary.hpp"
 #include "pg/error.hpp"
 #include "pg/statement.hpp"
+#include "pg/text.hpp"
 
 #include "pg/server.hpp"
 
@@ -612,7 +613,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_fetch) {
   const Destination *d = load_destination(name);
   if (!d)
     pg::raise(kUnknownDestination, "Name a destination that outbox_create_destination made.",
-              "destination \"%s\" does not exist", name);
+              "destination \"%s\" does not exist", pg::shown_name(name));
   if (strcmp(d->kind, "function") == 0)
     pg::raise(kNotFetchable, "Workers call its function inside the database.",
               "destination \"%s\" of kind \"function\" cannot be fetched from", name);

@@ -34,6 +34,13 @@ inline std::string_view to_utf8(std::string_view text) {
   return converted == text.data() ? text : std::string_view(converted);
 }
 
+// For messages: what was given as a name can be of any length.
+inline const char *shown_name(const char *name) {
+  const int size = static_cast<int>(strlen(name));
+  const int kept = pg_mbcliplen(name, size, NAMEDATALEN - 1);
+  return kept == size ? name : psprintf("%.*s...", kept, name);
+}
+
 // Makes the message of an error fit to be stored and shown: valid in the encoding of the database, which
 // nobody has seen to when a function raises it, on one line, and cut between characters. Never raises.
 template <size_t N>

@@ -5,7 +5,7 @@ import json
 import psycopg2
 import pytest
 
-from conftest import eventually, make_database, run
+from conftest import cluster, eventually, make_database, run
 from receiver import Answer, Receiver
 
 SECRET = "hunter2-hunter2"
@@ -248,7 +248,6 @@ def test_a_publisher_sees_only_events_of_destinations_and_nothing_else(db, role)
 # -- settings --
 
 def test_no_ordinary_role_changes_what_guards_the_network_and_the_files(server, db, role):
-    """Also not by naming the setting before the library is loaded, when it is only a word with a dot in it."""
     name = role("write", "admin")
     session = db.connect(user=name)
     for setting, value in (("allowed_addresses", "0.0.0.0/0"), ("allowed_secret_directory", "/"), ("max_payload_bytes", "256MB"),
@@ -263,3 +262,29 @@ def test_no_ordinary_role_changes_what_guards_the_network_and_the_files(server, 
         refused(session, f"SHOW retrysafe.{setting}")
         refused(session, f"SELECT current_setting('retrysafe.{setting}')")
         assert run(session, "SELECT setting FROM pg_settings WHERE name = %s", f"retrysafe.{setting}") == []
+
+
+def test_nor_by_naming_a_setting_before_the_library_is_loaded():
+    """When it is only a word with a dot in it, which everybody may set."""
+    with cluster("shared_preload_libraries = ''") as server:
+        database = make_database(server)
+        database.sql("CREATE ROLE mallory LOGIN; GRANT pg_read_server_files TO mallory")
+        for access in ("write", "admin"):
+            database.sql("SELECT retrysafe_grant('mallory', %s)", access)
+        settings = {"max_payload_bytes": "256MB", "allowed_secret_directory": "/etc"}
+        beside = psycopg2.connect(server.dsn(database.name, "mallory"),
+                                  options=" ".join(f"-c retrysafe.{name}={value}" for name, value in settings.items()))
+        within = database.connect(user="mallory")
+        for name, value in settings.items():
+            run(within, f"SET retrysafe.{name} = '{value}'")
+            for whom in ("ROLE mallory", f"DATABASE {database.name}"):
+                refused(within, f"ALTER {whom} SET retrysafe.{name} = '{value}'")
+        for session in (beside, within):
+            session.autocommit = True
+            refused(session, "SELECT outbox_emit(NULL, 'e', 't', to_jsonb(repeat('x', 2000000)))", sqlstate="RS103")
+            error = refused(session, "SELECT outbox_create_destination('d', 'http', '{\"url\": \"https://example.com\","
+                                     " \"secret_file\": \"passwd\"}')", sqlstate="RS203")
+            assert "no directory is allowed" in str(error)
+            assert any("permission denied to set parameter" in notice for notice in session.notices)
+        beside.close()
+        database.close()
