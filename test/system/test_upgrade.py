@@ -1,0 +1,237 @@
+"""ALTER EXTENSION UPDATE under load; a library and SQL objects of different versions, whichever came first."""
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+
+from clients import Clients, assert_complete, assert_in_order, published, repeat
+from conftest import TOP, Database, cluster, eventually, make_database, run
+from null_destination import worker_pids
+from receiver import Receiver
+
+FIRST = "0.1.0"
+CURRENT = (TOP / "retrysafe.control").read_text().split("default_version = '")[1].split("'")[0]
+# Until there is a second version one is made up here. Requests look at the tables in an order of their own, so a script that
+# took its strong locks one by one would meet them in a deadlock. It takes all at once, or lets go of them.
+NEXT = CURRENT if CURRENT != FIRST else "0.1.1"
+MADE_UP = """
+DO $$
+BEGIN
+  PERFORM pg_catalog.set_config('lock_timeout', '100ms', true);
+  LOOP
+    BEGIN
+      LOCK TABLE @extschema@.idem_records, @extschema@.outbox_log, @extschema@.outbox_batches, @extschema@.outbox_destinations;
+      EXIT;
+    EXCEPTION WHEN lock_not_available OR deadlock_detected THEN -- requests go on, and we try again
+    END;
+  END LOOP;
+END
+$$;
+ALTER TABLE @extschema@.outbox_log ADD COLUMN note text;
+ALTER TABLE @extschema@.idem_records ADD COLUMN note text;
+ALTER TABLE @extschema@.outbox_batches ADD COLUMN note text;
+ALTER TABLE @extschema@.outbox_destinations ADD COLUMN note text;
+CREATE VIEW @extschema@.outbox_notes AS SELECT name, note FROM @extschema@.outbox_destinations;
+CREATE FUNCTION @extschema@.outbox_news() RETURNS text LANGUAGE sql AS $$SELECT 'new'$$;
+"""
+
+
+def first_script():
+    """The script as it was released. Before the release it is what is built."""
+    frozen = TOP / f"test/system/versions/retrysafe--{FIRST}.sql"
+    assert frozen.exists() or CURRENT == FIRST, f"a release keeps its script: {frozen}"
+    return frozen if frozen.exists() else TOP / f"src/sql/retrysafe--{FIRST}.sql"
+
+
+def ask(server, name):
+    connection = server.connect()
+    try:
+        return run(connection, "SELECT current_setting(%s, true)", name)[0][0]
+    finally:
+        connection.close()
+
+
+class Installation:
+    """Files of the extension for one server alone, which it finds in the place of the others. The library differs from the
+    one that is built only by the version that it says."""
+
+    def __init__(self, server, folder):
+        self.folder = folder
+        libraries = pathlib.Path(ask(server, "dynamic_library_path").split(":")[0])
+        shared, packaged = (subprocess.run([server.bindir() / "pg_config", f"--{name}"], check=True, capture_output=True,
+                                           text=True).stdout.strip() for name in ("sharedir", "pkglibdir"))
+        if ask(server, "extension_control_path"):
+            built = pathlib.Path(ask(server, "extension_control_path").split(":")[0]) / "extension"
+            self.scripts = folder / "share/extension"
+            where = f"extension_control_path = '{folder}/share:$system'"
+        else:
+            built = pathlib.Path(f"{ask(server, 'extension_destdir')}{shared}/extension")
+            self.scripts = pathlib.Path(f"{folder}{shared}/extension")
+            where = f"extension_destdir = '{folder}'"
+        own_libraries = pathlib.Path(f"{folder}{packaged}")
+        shutil.copytree(libraries, own_libraries)
+        shutil.copytree(built, self.scripts)
+        shutil.copy(first_script(), self.scripts / f"retrysafe--{FIRST}.sql")
+        if NEXT != CURRENT:
+            (self.scripts / f"retrysafe--{FIRST}--{NEXT}.sql").write_text(MADE_UP)
+        self.settings = [where, f"dynamic_library_path = '{own_libraries}:$libdir'"]
+        self.library, self.control = own_libraries / "retrysafe.so", self.scripts / "retrysafe.control"
+        self.built = self.library.read_bytes()
+        assert self.built.count(b"\0%s\0" % CURRENT.encode()) >= 1
+        self.library_is(FIRST)
+        self.scripts_are(FIRST)
+
+    def library_is(self, version):
+        self._replace(self.library, self.built.replace(b"\0%s\0" % CURRENT.encode(), b"\0%s\0" % version.encode()))
+
+    def scripts_are(self, version):
+        text = self.control.read_text()
+        before = text.split("default_version = '")[1].split("'")[0]
+        self._replace(self.control, text.replace(f"'{before}'", f"'{version}'").encode())
+
+    def _replace(self, file, content):
+        """As installing does: processes that have loaded the file keep what they have."""
+        fresh = file.with_suffix(".new")
+        fresh.write_bytes(content)
+        fresh.chmod(0o755)
+        os.replace(fresh, file)
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as r:
+        yield r
+
+
+@pytest.fixture
+def own(server):
+    with tempfile.TemporaryDirectory(prefix="retrysafe-test-") as folder:
+        os.chmod(folder, 0o755)
+        installation = Installation(server, pathlib.Path(folder) / "installation")
+        with cluster("retrysafe.poll_interval = 200ms", *installation.settings) as own:
+            own.installation = installation
+            yield own
+
+
+def shop(server, receiver):
+    db = make_database(server, options="TEMPLATE template0")
+    db.sql("SELECT outbox_create_destination('hook', 'http', %s)", json.dumps({"url": receiver.url}))
+    return db
+
+
+def version(db):
+    return db.value("SELECT extversion FROM pg_extension WHERE extname = 'retrysafe'")
+
+
+def publishing_stops(db, library):
+    """It is said which version the library has, and the worker goes."""
+    eventually(lambda: f"is not of version {library}, which the library has" in db.server.log())
+    eventually(lambda: worker_pids(db) == [])
+
+
+@contextlib.contextmanager
+def nothing_arrives(receiver):
+    before = len(receiver.requests)
+    yield
+    assert len(receiver.requests) == before
+
+
+def finish(db, clients, receiver):
+    """Publishing goes on within seconds, and nothing was lost on the way."""
+    arrived = len(receiver.requests)
+    eventually(lambda: len(receiver.requests) > arrived, timeout=10)
+    clients.have(20)
+    clients.__exit__()
+    assert_complete(db, clients.answers, receiver)
+    assert_in_order(receiver)
+    published(receiver)
+    assert {outcome for outcome, _ in repeat(db, clients.answers).values()} == {"replay"}
+
+
+@pytest.mark.slow
+def test_the_library_first(own, receiver):
+    """As the manual has it. Requests are answered all the time; what was emitted meanwhile goes out after the update."""
+    db = shop(own, receiver)
+    with Clients(db) as clients:
+        clients.have(20)
+        own.installation.library_is(NEXT)
+        own.installation.scripts_are(NEXT)
+        own.pg_ctl("restart", "-m", "fast")
+        publishing_stops(db, library=NEXT)
+        with nothing_arrives(receiver):
+            clients.have(10)
+            assert db.value("SELECT state FROM outbox_status") in ("unclaimed", "publishing")
+        assert version(db) == FIRST
+        db.sql("ALTER EXTENSION retrysafe UPDATE")
+        assert version(db) == NEXT
+        finish(db, clients, receiver)
+
+
+@pytest.mark.slow
+def test_the_extension_first(own, receiver):
+    """The library that runs is older than the SQL objects: its workers stop, requests are answered, also with the columns
+    that it does not know."""
+    db = shop(own, receiver)
+    with Clients(db) as clients:
+        clients.have(20)
+        own.installation.scripts_are(NEXT)
+        db.sql("ALTER EXTENSION retrysafe UPDATE")
+        assert version(db) == NEXT
+        publishing_stops(db, library=FIRST)
+        with nothing_arrives(receiver):
+            clients.have(10)
+        own.pg_ctl("restart", "-m", "fast")  # which changes nothing
+        with nothing_arrives(receiver):
+            clients.have(10)
+        own.installation.library_is(NEXT)
+        own.pg_ctl("restart", "-m", "fast")
+        finish(db, clients, receiver)
+
+
+@pytest.mark.slow
+def test_an_update_that_is_rolled_back(own, receiver):
+    db = shop(own, receiver)
+    own.installation.scripts_are(NEXT)
+    with Clients(db) as clients:
+        clients.have(10)
+        for _ in range(3):
+            session = db.connect(autocommit=False)
+            run(session, "ALTER EXTENSION retrysafe UPDATE")
+            session.rollback()
+            clients.have(5)
+        assert version(db) == FIRST
+        finish(db, clients, receiver)
+
+
+@pytest.mark.slow
+def test_a_dump_of_the_old_version_restored_into_the_new_one(own, receiver):
+    db = shop(own, receiver)
+    with Clients(db) as clients:
+        clients.have(20)
+        db.sql("SELECT outbox_pause('hook')")
+        clients.have(5)
+    connect = ["-h", str(own.directory), "-p", str(own.port), "-U", "postgres"]
+    dump = subprocess.run([own.bindir() / "pg_dump", *connect, db.name], check=True, capture_output=True).stdout
+    own.installation.library_is(NEXT)
+    own.installation.scripts_are(NEXT)
+    own.pg_ctl("restart", "-m", "fast")
+    admin = own.connect()
+    run(admin, "CREATE DATABASE restored")
+    run(admin, "ALTER DATABASE restored SET search_path = retrysafe, public")
+    admin.close()
+    subprocess.run([own.bindir() / "psql", *connect, "-q", "-v", "ON_ERROR_STOP=1", "-d", "restored"], check=True, input=dump,
+                   stdout=subprocess.DEVNULL)
+    restored = Database(own, "restored")
+    assert version(restored) == NEXT and version(db) == FIRST
+    with nothing_arrives(receiver):
+        restored.sql("SELECT outbox_resume('hook')")
+        assert restored.value("SELECT state FROM outbox_status") == "suspended"
+        assert {outcome for outcome, _ in repeat(restored, clients.answers).values()} == {"replay"}
+    restored.sql("SELECT outbox_consent('same')")
+    assert_complete(restored, clients.answers, receiver)
+    assert_in_order(receiver)
