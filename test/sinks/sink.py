@@ -1,11 +1,15 @@
 """Drives a sink library through its C interface (src/sink/abi.h), as a publisher does."""
 import ctypes
+import os
 import pathlib
 import select
 import time
 from ctypes import CFUNCTYPE, POINTER, c_char, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
+
+# A worker with many destinations has many descriptors: test_descriptors.py.
+_descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(int(os.environ.get("RETRYSAFE_DESCRIPTORS", 0)))]
 
 DELIVERED, FAILED_RETRY, FAILED_FINAL, UNREACHABLE = range(4)
 

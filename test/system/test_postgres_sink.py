@@ -70,8 +70,9 @@ class Sink(interface.Sink):
             if self._waiting and not found:
                 left = deadline - time.monotonic()
                 assert left > 0, f"no outcome for {[key for key, _ in self._waiting.values()]}"
-                descriptor = self.module.wait_fd(self.handle)
-                select.select([descriptor], [], [], left if timeout < 0 else min(left, timeout / 1000))
+                poll = select.poll()
+                poll.register(self.module.wait_fd(self.handle), select.POLLIN)
+                poll.poll(1000 * left if timeout < 0 else min(1000 * left, timeout))
         return result
 
     def deliver(self, *keys):

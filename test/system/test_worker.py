@@ -505,6 +505,32 @@ def test_case_18_drop_database(own, state):
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize("kind", ["request that hangs", "function"])
+def test_any_other_database_is_dropped_beside_a_worker(own_db, kind):
+    """The server waits until every process has taken note, also one that is in the middle of something."""
+    with Receiver() as receiver:
+        receiver.behave(Hang())
+        if kind == "function":
+            own_db.sql("CREATE FUNCTION public.sleep(event jsonb) RETURNS void LANGUAGE sql AS 'SELECT pg_sleep(600)'")
+            own_db.sql("""SELECT outbox_create_destination('d', 'function',
+                                                           '{"function": "public.sleep", "statement_timeout": "60s"}')""")
+        else:
+            own_db.sql("SELECT outbox_create_destination('d', 'http', %s)", json.dumps({"url": receiver.url}))
+        emit(own_db, "e1")
+        if kind == "function":
+            eventually(lambda: own_db.sql("""SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'
+                                                AND backend_type = 'retrysafe worker' AND datname = current_database()"""))
+        else:
+            eventually(lambda: receiver.requests)
+        admin = own_db.server.connect()
+        run(admin, "CREATE DATABASE another")
+        began = time.monotonic()
+        run(admin, "DROP DATABASE another")
+        assert time.monotonic() - began < 5
+        admin.close()
+
+
+@pytest.mark.alone
 def test_rename_and_template_work_beside_a_worker(own_db):
     d = NullDestination(own_db)
     emit(own_db, "e1")
