@@ -6,7 +6,7 @@ import subprocess
 import sys
 import traceback
 
-from driver import (brokers, build, drains, ending, http, latency, memory, micro, publishers, report, retention, start, wakeup,
+from driver import (brokers, build, drains, ending, http, latency, memory, micro, profile, publishers, report, retention, start, wakeup,
                     writes)
 from driver.goals import GOALS
 from driver.results import Result, Table, one_line
@@ -29,7 +29,11 @@ PARTS = (
     (("B2",), publishers.measure),
 )
 
-MICRO = "MICRO"     # no goal: the micro-benchmarks
+# What has no goal, and a table of its own.
+TABLES = {
+    "MICRO": (micro, "the C++ parts that know no server"),
+    "PROFILE": (profile, "where the instructions of a new request go"),
+}
 
 
 def main():
@@ -58,14 +62,15 @@ def main():
                     traceback.print_exc()
                     results.update({name: Result(failure=one_line(error)) for name in wanted})
                 report.write(folder, results, extra_tables, how)
-        if run.wants(MICRO):
-            try:
-                extra_tables += micro.measure(run)
-            except Exception as error:
-                traceback.print_exc()
-                extra_tables.append(Table(micro.TITLE, ["failed"], [[one_line(error)]]))
-                failed.append(MICRO)
-            report.write(folder, results, extra_tables, how)
+        for name, (part, _) in TABLES.items():
+            if run.wants(name):
+                try:
+                    extra_tables += part.measure(run)
+                except Exception as error:
+                    traceback.print_exc()
+                    extra_tables.append(Table(part.TITLE, ["failed"], [[one_line(error)]]))
+                    failed.append(name)
+                report.write(folder, results, extra_tables, how)
     except ending.Ended as end:
         exit_code = end.exit_code
         results = {name: Result(failure=str(end)) if result.mark == "not measured" else result for name, result in results.items()}
@@ -83,8 +88,8 @@ def _arguments():
     """What the command line says, and the goals that it names."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog="\n".join(
-            ["goals:", *(f"  {name:<6}{goal.work}" for name, goal in GOALS.items()), f"  {MICRO:<6}the C++ parts that know no server",
-             "", "The exit code says whether everything ran, not how fast it was."]))
+            ["goals:", *(f"  {name:<9}{goal.work}" for name, goal in GOALS.items()),
+             *(f"  {name:<9}{what}" for name, (_, what) in TABLES.items()), "", "The exit code says whether everything ran, not how fast it was."]))
     parser.add_argument("--quick", action="store_true", help="small numbers, under 5 minutes")
     parser.add_argument("--only", metavar="GOAL", nargs="+", help="these goals and no others: --only W1 D2, or --only W1,D2")
     parser.add_argument("--rounds", type=int, help="default: 5; with --quick 1, or 2 of some goals")
@@ -93,11 +98,11 @@ def _arguments():
                         help="default: docs/benchmarks, or build/bench with --quick or --only")
     arguments = parser.parse_args()
     if not arguments.only:
-        return arguments, [*GOALS] + ([] if arguments.quick else [MICRO])
+        return arguments, [*GOALS, *([] if arguments.quick else TABLES)]
     goals = [name for names in arguments.only for name in names.upper().split(",") if name]
-    unknown = [name for name in goals if name not in (*GOALS, MICRO)]
+    unknown = [name for name in goals if name not in (*GOALS, *TABLES)]
     if unknown or not goals:
-        parser.error(f"unknown goals: {', '.join(unknown)}; there are {', '.join([*GOALS, MICRO])}")
+        parser.error(f"unknown goals: {', '.join(unknown)}; there are {', '.join([*GOALS, *TABLES])}")
     return arguments, goals
 
 

@@ -19,8 +19,8 @@ _TEMPLATE = """{"request": "req-", "customer": "customer-", "amount": 12.50, "it
 _ITEMS = "x" * (PAYLOAD_BYTES - len(_TEMPLATE) - 19 - 5)
 _REQUEST = (r"""('{"request": "req-' || :key || '", "customer": "customer-' || :customer || '", "amount": 12.50, "items": "'"""
             + f""" || '{_ITEMS}' || '"}}')::jsonb""")
-_FIRST_KEY = 10 ** 18                                   # all keys have 19 digits
-NEW = f"\\set key random({_FIRST_KEY}, {2 ** 63 - 1})\n"
+FIRST_KEY = 10 ** 18                                    # all keys have 19 digits
+NEW = f"\\set key random({FIRST_KEY}, {2 ** 63 - 1})\n"
 _INSTALL = {
     "retrysafe": "CREATE SCHEMA retrysafe; CREATE EXTENSION retrysafe SCHEMA retrysafe;",
     "pgq": "CREATE EXTENSION pgq;",
@@ -79,12 +79,12 @@ BY_HAND = (HANDWRITTEN, HANDWRITTEN_PLUS)
 
 def numbered(count):
     """Draws one of `count` keys."""
-    return f"\\set key {_FIRST_KEY} + random(1, {count})\n"
+    return f"\\set key {FIRST_KEY} + random(1, {count})\n"
 
 
 def in_turn(each):
     """Each client takes the next key of its own `each`."""
-    return f"\\set next :next + 1\n\\set key {_FIRST_KEY} + :client_id * {each} + :next\n"
+    return f"\\set next :next + 1\n\\set key {FIRST_KEY} + :client_id * {each} + :next\n"
 
 
 def create_all(cluster, candidates):
