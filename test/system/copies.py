@@ -28,10 +28,12 @@ def folder():
         yield path
 
 
-def as_postgres(*command, stdin=None):
+def as_postgres(*command, stdin=None, cwd=None):
     if os.getuid() == 0:
         command = ("runuser", "-u", "postgres", "--", *command)
-    return subprocess.run([str(c) for c in command], check=True, capture_output=True, input=stdin).stdout
+    done = subprocess.run([str(c) for c in command], capture_output=True, input=stdin, cwd=cwd)
+    assert done.returncode == 0, (done.stdout[-5000:] + done.stderr).decode(errors="replace")
+    return done.stdout
 
 
 class Copy(Server):

@@ -6,15 +6,13 @@ what became of it, with upgrades in between that nobody noticed.
 import itertools
 import json
 import os
-import pathlib
 import shutil
-import subprocess
-import tempfile
 
 import psycopg2
 import pytest
 
-from conftest import Server, eventually, folder_of_servers, make_database, run
+from conftest import Server, eventually, make_database, run
+from copies import as_postgres, folder  # noqa: F401 (a fixture)
 from receiver import Receiver
 from rings import SETTINGS, fetch_all, rotate, seal
 from test_eras import History
@@ -23,26 +21,16 @@ from test_rings_copies import Story
 MAJORS = [int(major) for major in os.environ["RETRYSAFE_MAJORS"].split()]
 
 
-@pytest.fixture
-def folder():
-    path = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-test-", dir=folder_of_servers()))
-    path.chmod(0o777)
-    yield path
+@pytest.fixture(autouse=True)
+def servers_end_before_their_folder(folder):
+    yield
     for running in list(Server.started):
         running.stop()
-    shutil.rmtree(path)
 
 
 def start(major, folder):
     os.environ["PG_CONFIG"] = f"/usr/lib/postgresql/{major}/bin/pg_config"  # what Server goes by
     return Server(folder / str(major), *SETTINGS, "max_worker_processes = 40")  # for each database
-
-
-def as_postgres(*command, folder):
-    if os.getuid() == 0:
-        command = ("runuser", "-u", "postgres", "--", *command)
-    done = subprocess.run([str(c) for c in command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert done.returncode == 0, done.stdout + "".join(p.read_text() for p in folder.glob("**/loadable_libraries.txt"))
 
 
 def upgrade(old, major, folder):
@@ -51,9 +39,9 @@ def upgrade(old, major, folder):
     new = start(major, folder)
     new.end()
     if major >= 18:  # clusters have checksums now unless told otherwise, and both must be alike
-        as_postgres(new.bindir() / "pg_checksums", "--disable", "-D", new.directory / "data", folder=folder)
+        as_postgres(new.bindir() / "pg_checksums", "--disable", "-D", new.directory / "data", cwd=folder)
     as_postgres(new.bindir() / "pg_upgrade", "-U", "postgres", "-b", programs, "-B", new.bindir(), "-d", old.directory / "data",
-                "-D", new.directory / "data", folder=folder)
+                "-D", new.directory / "data", cwd=folder)
     shutil.rmtree(old.directory)
     new.pg_ctl("start")
     return new
