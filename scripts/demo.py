@@ -12,7 +12,8 @@ import time
 import psycopg2
 
 TOP = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TOP / "test/system"))
+sys.path[:0] = str(TOP / "test/system"), str(TOP / "bench")
+from driver import ending  # noqa: E402
 from receiver import Receiver  # noqa: E402
 
 CLUSTER = pathlib.Path(sys.argv[1])
@@ -264,6 +265,7 @@ def killed_worker(shipping):
 
 def main():
     sys.stdout.reconfigure(encoding="utf-8")
+    ending.by_signals()
     install()
     version = value("SHOW server_version").split()[0]
     print(f"retrysafe {value('SELECT extversion FROM pg_extension WHERE extname = %s', 'retrysafe')} on PostgreSQL {version}")
@@ -278,4 +280,7 @@ def main():
     return 1 if failures else 0
 
 
-sys.exit(main())
+try:
+    sys.exit(main())
+except ending.Ended as end:
+    sys.exit(end.exit_code)

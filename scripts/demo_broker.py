@@ -9,8 +9,9 @@ import time
 import psycopg2
 
 TOP = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(TOP / "test/system"))
+sys.path[:0] = str(TOP / "test/system"), str(TOP / "bench")
 from brokers.broker import Broker  # noqa: E402
+from driver import ending  # noqa: E402
 
 CLUSTER, KIND = pathlib.Path(sys.argv[1]), sys.argv[2]
 PORT = int((CLUSTER / "data/postmaster.pid").read_text().splitlines()[3])
@@ -114,6 +115,7 @@ def show(broker):
 
 def main():
     sys.stdout.reconfigure(encoding="utf-8")
+    ending.by_signals()
     module = importlib.import_module(f"brokers.{KIND}")
     kind, = (c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Broker) and c.__module__ == module.__name__)
     rows("CREATE DATABASE shop", database="postgres")
@@ -126,7 +128,10 @@ def main():
         show(broker)
     print()
     print("Everything came out as promised." if not failures else f"{len(failures)} promises did not hold.")
-    sys.exit(1 if failures else 0)
+    return 1 if failures else 0
 
 
-main()
+try:
+    sys.exit(main())
+except ending.Ended as end:
+    sys.exit(end.exit_code)

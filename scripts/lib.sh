@@ -73,8 +73,15 @@ debian_mirror() {
   apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 'Component: main' | grep -m 1 .
 }
 
+# Below those that the system gives to outgoing connections, one of which could take it while the server is down.
 free_port() {
-  /usr/bin/python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+  /usr/bin/python3 -c '
+import contextlib, random, socket
+while True:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("127.0.0.1", random.randrange(15000, 32000)))
+        print(probe.getsockname()[1])
+        break'
 }
 
 # A folder with a pg_config and all programs of the server's version, in which the server itself is started by way of

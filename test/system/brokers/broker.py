@@ -18,7 +18,11 @@ class Broker(abc.ABC):
     keeps_ids = False  # whether it drops a copy of an event by itself, even one that another destination sent
 
     def __enter__(self):
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     @abc.abstractmethod

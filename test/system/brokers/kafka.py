@@ -3,6 +3,7 @@
 Run as a program it fetches the jars and prints where they are.
 """
 import base64
+import collections
 import contextlib
 import ctypes
 import fcntl
@@ -10,17 +11,19 @@ import hashlib
 import json
 import os
 import pathlib
-import random
+import re
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
 
 from brokers.broker import Broker, Message
 from brokers.librdkafka import configure_topic, create_topic
+from brokers.ports import free_ports
 
 HERE = pathlib.Path(__file__).resolve().parent / "kafka_jars"
 JARS = HERE.parents[3] / "build/kafka"
@@ -30,6 +33,23 @@ GUEST = "guest"  # may do nothing; the same password
 CLASSES = ["-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-cp", f"{JARS}/*"]
 # Short-lived, so the quick compiler and the collector without threads.
 JAVA = ["java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", *CLASSES]
+
+
+def run_maven(arguments, what):
+    """Says how far it is, since it may take minutes: Maven first fetches its own parts."""
+    print(f"Maven fetches {what} and what it needs itself. Once; it may take minutes.", file=sys.stderr, flush=True)
+    files, kilobytes, last_lines, said_at = 0, 0.0, collections.deque(maxlen=20), time.monotonic()
+    with subprocess.Popen(["mvn", "-B", "-f", HERE / "pom.xml", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True) as maven:
+        for line in maven.stdout:
+            last_lines.append(line)
+            if fetched := re.search(r"Downloaded from .* \(([\d.]+) ([kM]?)B", line):
+                files, kilobytes = files + 1, kilobytes + float(fetched[1]) * {"": 0.001, "k": 1, "M": 1000}[fetched[2]]
+            if time.monotonic() - said_at > 5:
+                said_at = time.monotonic()
+                print(f"  {files} files, {kilobytes / 1000:.0f} MB so far", file=sys.stderr, flush=True)
+    if maven.returncode:
+        raise RuntimeError("Maven failed:\n" + "".join(last_lines))
 
 
 def fetch():
@@ -43,25 +63,13 @@ def fetch():
         if stamp.exists() and stamp.read_text() == wanted:
             return
         shutil.rmtree(JARS, ignore_errors=True)
-        subprocess.run(["mvn", "-q", "-B", "-f", HERE / "pom.xml", "dependency:copy-dependencies",
-                        "-DincludeScope=runtime", f"-DoutputDirectory={JARS}"], check=True, stdin=subprocess.DEVNULL)
+        run_maven(["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={JARS}"],
+                  f"Kafka's {len(sums.read_text().splitlines())} libraries, 45 MB,")
         found = "".join(f"{hashlib.sha256(jar.read_bytes()).hexdigest()}  {jar.name}\n" for jar in sorted(JARS.glob("*.jar")))
         if not sums.read_text():
             sums.write_text(found)
         assert sorted(found.split("\n")) == sorted(sums.read_text().split("\n")), "not the jars of SHA256SUMS"
         stamp.write_text(wanted)
-
-
-def free_ports(count):
-    """Below those that outgoing connections get: a broker that was killed finds its own free when it comes back."""
-    probes = []
-    while len(probes) < count:
-        with contextlib.suppress(OSError):
-            probes.append(socket.create_server(("127.0.0.1", random.randrange(15_000, 32_000))))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def die_with_parent():
@@ -132,13 +140,6 @@ class Kafka(Broker):
 
     def _write(self, name, settings):
         (self.directory / name).write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
-
-    def __enter__(self):
-        try:
-            return super().__enter__()
-        except BaseException:
-            self.__exit__()
-            raise
 
     @staticmethod
     def _jaas(module, users=False):

@@ -15,6 +15,7 @@ import time
 from urllib.parse import unquote
 
 from brokers.broker import Broker, Message
+from brokers.ports import free_port
 
 SERVER = "/usr/sbin/nats-server"
 MAX_PAYLOAD = 256 * 1024
@@ -136,11 +137,6 @@ def stored(client, stream="EVENTS", at_once=500):
         answers = [json.loads(answer) for answer in client.requests(f"$JS.API.STREAM.MSG.GET.{stream}", questions)]
         found += [Stored(answer) for answer in answers if "error" not in answer]
     return found
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def die_with_parent():

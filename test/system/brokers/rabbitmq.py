@@ -3,10 +3,8 @@ import contextlib
 import logging
 import os
 import pathlib
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -14,6 +12,7 @@ import time
 import pika
 
 from brokers.broker import Broker, Message
+from brokers.ports import free_ports
 
 logging.getLogger("pika").setLevel(logging.CRITICAL)  # failures are raised as well
 
@@ -28,17 +27,6 @@ epmd -port "$ERL_EPMD_PORT" -address 127.0.0.1 </dev/null &
 read -r _
 kill -9 0
 """
-
-
-def free_ports(count):
-    """Below those that the system gives to clients: one of them could take a port while the broker is down."""
-    ports = []
-    while len(ports) < count:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            ports.append(port)
-    return ports
 
 
 class RabbitMQ(Broker):

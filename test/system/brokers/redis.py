@@ -3,12 +3,12 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 
 from brokers.broker import Broker, Message
+from brokers.ports import free_port
 
 PASSWORD = "correct horse"
 
@@ -79,9 +79,3 @@ class Redis(Broker):
 
     def read(self):
         return [Message(e["id"], e.get("partitionkey"), e["type"], e.get("data")) for e in self.entries()]
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
