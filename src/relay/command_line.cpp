@@ -122,6 +122,9 @@ std::optional<Configuration> read_command_line(int count, char **arguments) {
         std::string name = options[which].name;
         for (char &c : name)
           if (c == '-') c = '_';
+        // What is wrong with all the rest is said in it, too.
+        if (const auto format = name == "log_format" ? format_named(optarg) : std::nullopt)
+          set_up_log(*format, Level::kInfo);
         settings.emplace_back(std::move(name), optarg);
         break;
       }

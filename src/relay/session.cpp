@@ -217,10 +217,14 @@ void Session::send(std::string_view sql, const std::vector<Parameter> &parameter
   std::vector<const char *> values;
   values.reserve(parameters.size());
   for (const Parameter &parameter : parameters) values.push_back(parameter ? parameter->c_str() : nullptr);
-  sent_.push_back({std::move(callback), now_ms() + timeout, {}});
-  const int sent = PQsendQueryParams(connection_, text.c_str(), static_cast<int>(values.size()), nullptr,
-                                     values.data(), nullptr, nullptr, binary ? 1 : 0);
-  if (sent != 1 || PQpipelineSync(connection_) != 1 || PQflush(connection_) < 0)
+  const auto [known, fresh] = prepared_.try_emplace(std::move(text));
+  if (fresh) known->second = "s" + std::to_string(++prepared_in_all_);
+  sent_.push_back({known->second, std::move(callback), now_ms() + timeout, {}});
+  const char *name = known->second.c_str();
+  if ((fresh && PQsendPrepare(connection_, name, known->first.c_str(), 0, nullptr) != 1) ||
+      PQsendQueryPrepared(connection_, name, static_cast<int>(values.size()), values.data(), nullptr, nullptr,
+                          binary ? 1 : 0) != 1 ||
+      PQpipelineSync(connection_) != 1 || PQflush(connection_) < 0)
     fail(one_line(PQerrorMessage(connection_)));
 }
 
@@ -242,7 +246,11 @@ void Session::take(Result result) {
   const ExecStatusType status = PQresultStatus(result.get());
   Sent &first = sent_.front();
   if (status != PGRES_PIPELINE_SYNC) {
+    if (status == PGRES_PIPELINE_ABORTED && !first.answer.sqlstate.empty())
+      return;  // it could not be prepared
     if (status != PGRES_TUPLES_OK && status != PGRES_COMMAND_OK) {
+      // Whatever is wrong with it, the next one is looked at afresh: the extension may be another by now.
+      std::erase_if(prepared_, [&](const auto &p) { return p.second == first.statement; });
       const char *state = PQresultErrorField(result.get(), PG_DIAG_SQLSTATE);
       const char *message = PQresultErrorField(result.get(), PG_DIAG_MESSAGE_PRIMARY);
       const char *hint = PQresultErrorField(result.get(), PG_DIAG_MESSAGE_HINT);
@@ -261,6 +269,7 @@ void Session::take(Result result) {
 void Session::fail(const std::string &reason) {
   if (connection_) PQfinish(connection_);
   connection_ = nullptr;
+  prepared_.clear();
   state_ = State::kDown;
   // The next host at once; all of them again after a while.
   static thread_local std::minstd_rand random{std::random_device{}()};

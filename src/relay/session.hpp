@@ -10,6 +10,7 @@
 
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -77,8 +78,8 @@ class Session {
   bool utf8() const { return utf8_; }
 
   using Parameter = std::optional<std::string>;
-  // When ready. `@` in the text stands for the schema. `binary`: the form of the answer. An answer that takes
-  // longer than `timeout` counts as a broken connection.
+  // When ready. Texts are few: each is prepared, once. `@` in the text stands for the schema. `binary`: the
+  // form of the answer. An answer that takes longer than `timeout` counts as a broken connection.
   void send(std::string_view sql, const std::vector<Parameter> &parameters, bool binary, Milliseconds timeout,
             Callback callback);
 
@@ -90,6 +91,7 @@ class Session {
  private:
   enum class State { kDown, kConnecting, kPreparing, kReady };
   struct Sent {
+    std::string statement;  // as it is prepared
     Callback callback;
     Milliseconds deadline;
     Answer answer;
@@ -108,6 +110,8 @@ class Session {
   PGconn *connection_ = nullptr;
   short wanted_ = 0;
   std::deque<Sent> sent_;
+  std::map<std::string, std::string, std::less<>> prepared_;  // texts, and how they are called
+  int prepared_in_all_ = 0;
   std::string schema_, database_;
   bool utf8_ = true;
   size_t attempt_ = 0;

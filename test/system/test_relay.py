@@ -632,6 +632,10 @@ def test_wrong_options_end_it_at_once(db):
         with Relay(db, *arguments, config=config, log_format="text") as process:
             assert process.wait() == 2, (arguments, config, process.log())
             assert expected in process.log(), (arguments, config, process.log())
+    with Relay(db, "--connections", "0", "d") as process:
+        assert process.wait() == 2
+        line, = process.lines()
+        assert (line["level"], line["message"]) == ("error", "connections must be a number from 1 to 256")
     with Relay(db, "d", connection=f"{db.server.dsn(db.name)} password=sesame") as process:
         assert process.wait() == 2
         assert "sesame" not in process.log()
