@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -239,24 +240,76 @@ def test_every_option_is_in_the_manual_as_it_is(catalog):
 # --- examples ---------------------------------------------------------------------------------------------------
 
 
+class Newcomer:
+    """Types what the README and docs/relay.md say, in order, on a server that is installed already. Whatever is in a code
+    block is run, but for what UNTYPED names."""
+
+    # Why not here: other tests run the scripts; packages, compilation and the service of the distribution are those of
+    # the machine; what a login is for, the environment does here.
+    UNTYPED = ("./scripts/", "apt-get install", "make && make install", "echo \"shared_preload_libraries", "service postgresql",
+               "su - postgres", "psql shop", "systemctl enable")
+
+    def __init__(self, server):
+        self.server = server
+        self.home = server.directory / "newcomer"
+        self.names = {}
+        self.database = None
+        self.environment = os.environ | {
+            "PGHOST": str(server.directory), "PGPORT": str(server.port), "PGUSER": "postgres", "HOME": str(self.home),
+            "PATH": f"{server.bindir()}:{os.environ['PATH']}"}
+
+    def __enter__(self):
+        self.__exit__()
+        self.home.mkdir()
+        self.home.chmod(0o777)
+        return self
+
+    def __exit__(self, *_):
+        if self.database:
+            self.database.close()
+        admin = self.server.connect()
+        run(admin, "DROP DATABASE IF EXISTS shop WITH (FORCE)")
+        for role in ("shop_app", "courier"):
+            run(admin, f"DROP ROLE IF EXISTS {role}")
+        admin.close()
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def sql(self, block):
+        return psql(self.database, block)
+
+    def shell(self, block):
+        for line in block.splitlines():
+            command = re.sub(r" +#.*", "", line)
+            if command == "createdb shop":
+                self.run(command)
+                self.database = Database(self.server, "shop")
+            elif not command.startswith(self.UNTYPED):
+                self.run(command)
+
+    def run(self, command):
+        done = subprocess.run(["bash", "-euc", command], env=self.environment, text=True, capture_output=True, cwd=self.home,
+                              timeout=60)
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        return done.stdout
+
+    def install(self):
+        """Up to the first thing that is the user's own."""
+        part = section(text_of("README.md"), "Install")
+        for language, block in re.findall(r"^```(\w+)\n(.*?)^```", part, re.M | re.S):
+            {"sql": self.sql, "sh": self.shell, "ini": self.is_set}[language](block)
+
+    def is_set(self, block):
+        assert self.run("psql -Atc 'SHOW shared_preload_libraries' postgres").strip() in block
+
+    def handler(self):
+        self.sql(blocks(section(text_of("README.md"), "In SQL"), "sql")[0])
+
+
 @pytest.fixture
-def shop(server):
-    """An empty database in which the README's installation has been done."""
-    admin = server.connect()
-    run(admin, "DROP DATABASE IF EXISTS readme")
-    run(admin, "DROP ROLE IF EXISTS shop_app")
-    run(admin, "CREATE ROLE shop_app LOGIN")
-    run(admin, "CREATE DATABASE readme")
-    database = Database(server, "readme")
-    database.sql("CREATE TABLE payments (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, order_id int, amount numeric)")
-    readme = text_of("README.md")
-    for block in blocks(section(readme, "Install"), "sql"):
-        psql(database, block)
-    yield database
-    database.close()
-    run(admin, "DROP DATABASE readme WITH (FORCE)")
-    run(admin, "DROP ROLE shop_app")
-    admin.close()
+def newcomer(server):
+    with Newcomer(server) as one:
+        one.install()
+        yield one
 
 
 def psql(database, script):
@@ -266,20 +319,15 @@ def psql(database, script):
     return done.stdout
 
 
-def let_the_service_write(database):
-    database.sql("GRANT INSERT, SELECT ON orders TO shop_app")
-
-
-def test_sql_of_the_readme(shop):
+def test_sql_of_the_readme(newcomer):
     text = text_of("README.md")
-    install = blocks(section(text, "Install"), "sql")
-    for block in blocks(text, "sql"):
-        if block not in install and "'…'" not in block:
-            psql(shop, block)
+    newcomer.sql("".join(blocks(text.replace(section(text, "Install"), ""), "sql")))  # in one session
+    shop = newcomer.database
     assert shop.sql("SELECT place_order('demo-001', '{\"amount\": 12.50, \"customer\": \"ada\"}')") == [({"order_id": 1},)]
     assert shop.sql("SELECT count(*) FROM orders") == [(1,)]
     assert shop.sql("SELECT count(*) FROM retrysafe.outbox_events WHERE idempotency_key = 'demo-001'") == [(2,)]
     assert shop.sql("SELECT key FROM retrysafe.idempotency_records ORDER BY 1") == [("demo-001",), ("pay-7f3a",)]
+    assert shop.sql("SELECT delivered FROM retrysafe.outbox_status WHERE name = 'search-index'") == [(3,)]
 
 
 def test_both_readmes_have_the_same_code():
@@ -289,54 +337,81 @@ def test_both_readmes_have_the_same_code():
     assert code("README.md") == code("README.zh-CN.md")
 
 
-def test_python_of_the_readme(shop):
-    psql(shop, re.search(r"CREATE TABLE orders.*?;", text_of("README.md"), re.S)[0])
-    let_the_service_write(shop)
+def test_python_of_the_readme(newcomer, monkeypatch, capsys):
+    newcomer.handler()
+    shop = newcomer.database
+    monkeypatch.setenv("PGPORT", str(shop.server.port))
     names = {}
     exec(blocks(section(text_of("README.md"), "In Python"), "python")[0], names)
+    assert capsys.readouterr().out == "(201, {'order_id': 2})\n"
 
     def call(_):
         connection = shop.server.connect(shop.name, "shop_app", autocommit=False)
         try:
-            return names["place_order"](connection, "demo-001", {"customer": "ada", "amount": 12.5})
+            return names["place_order"](connection, "demo-004", {"customer": "ada", "amount": 12.5})
         finally:
             connection.close()
 
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
         answers = list(pool.map(call, range(20)))
     assert sorted(status for status, _ in answers) == [200] * 19 + [201]
-    assert {json.dumps(answer) for _, answer in answers} == {'{"order_id": 1}'}
+    assert {json.dumps(answer) for _, answer in answers} == {'{"order_id": 3}'}
     connection = shop.connect("shop_app", autocommit=False)
-    assert names["place_order"](connection, "demo-001", {"customer": "bob", "amount": 1})[0] == 409
-    assert shop.sql("SELECT count(*) FROM orders") == [(1,)]
-    assert shop.sql("SELECT count(*) FROM retrysafe.outbox_events") == [(1,)]
+    assert names["place_order"](connection, "demo-004", {"customer": "bob", "amount": 1})[0] == 409
+    assert shop.sql("SELECT count(*) FROM orders") == [(3,)]
+    assert shop.sql("SELECT count(*) FROM retrysafe.outbox_events WHERE event_type = 'order.placed'") == [(3,)]
+    names["connection"].close()
 
 
-def test_node_of_the_readme(shop):
+def test_node_of_the_readme(newcomer):
     if not shutil.which("node"):
         pytest.skip("node is not there")
     if subprocess.run(["node", "-e", "require('pg')"], capture_output=True).returncode != 0:
         pytest.skip("the module pg of Node.js is not there (NODE_PATH names where modules are)")
-    psql(shop, re.search(r"CREATE TABLE orders.*?;", text_of("README.md"), re.S)[0])
-    let_the_service_write(shop)
+    newcomer.handler()
     script = blocks(section(text_of("README.md"), "In Node.js"), "js")[0] + """
-        const { Pool } = require('pg');
-        const pool = new Pool({ max: 20 });
         (async () => {
-          const calls = Array.from({ length: 20 }, () => placeOrder(pool, 'demo-001', { customer: 'ada', amount: 12.5 }));
+          const pool = new Pool({ host: 'localhost', database: 'shop', user: 'shop_app', max: 20 });
+          const calls = Array.from({ length: 20 }, () => placeOrder(pool, 'demo-004', { customer: 'ada', amount: 12.5 }));
           const answers = await Promise.all(calls);
-          answers.push(await placeOrder(pool, 'demo-001', { customer: 'bob', amount: 1 }));
+          answers.push(await placeOrder(pool, 'demo-004', { customer: 'bob', amount: 1 }));
           console.log(JSON.stringify(answers));
           await pool.end();
         })();"""
-    environment = os.environ | {"PGHOST": str(shop.server.directory), "PGPORT": str(shop.server.port),
-                                "PGDATABASE": shop.name, "PGUSER": "shop_app"}
-    done = subprocess.run(["node", "-"], input=script, text=True, capture_output=True, env=environment, timeout=60)
+    done = subprocess.run(["node", "-"], input=script, text=True, capture_output=True, env=newcomer.environment, timeout=60)
     assert done.returncode == 0, done.stderr
-    answers = json.loads(done.stdout)
+    printed = done.stdout.splitlines()
+    answers = json.loads(next(line for line in printed if line.startswith("[[")))
+    assert "order_id" in "".join(line for line in printed if not line.startswith("[["))
     assert sorted(status for status, _ in answers) == [200] * 19 + [201, 409]
-    assert all(answer == {"order_id": 1} for status, answer in answers if status != 409)
-    assert shop.sql("SELECT count(*) FROM orders") == [(1,)]
+    assert len({json.dumps(answer) for status, answer in answers if status != 409}) == 1
+    assert newcomer.database.sql("SELECT count(*) FROM orders") == [(3,)]
+
+
+def test_the_relay_is_set_up_as_its_page_says(newcomer):
+    """The commands, and the configuration file with the hosts and the file of this machine in place of its own."""
+    newcomer.sql(blocks(section(text_of("README.md"), "Publish to a webhook"), "sql")[0])
+    page = text_of("docs/relay.md")
+    commands, = blocks(section(page, "Setting one up"), "sh")
+    libraries = newcomer.database.value("SHOW dynamic_library_path")
+    program = f"retrysafe-relay --library-path '{libraries}' --log-format json"
+    newcomer.environment["PATH"] = f"{TOP}:{newcomer.environment['PATH']}"
+    *others, last = re.sub(r"^retrysafe-relay\b", program, commands, flags=re.M).splitlines()
+    for command in others:
+        newcomer.shell(command)
+    with subprocess.Popen(["bash", "-c", f"exec {last}"], env=newcomer.environment, cwd=newcomer.home, text=True,
+                          stderr=subprocess.PIPE) as process:
+        try:
+            assert json.loads(process.stderr.readline())["message"] == "publishing"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    newcomer.sql("SELECT retrysafe.outbox_create_destination('search', 'pull')")
+    (newcomer.home / "key").write_text("sesame")
+    file, = blocks(section(page, "Configuration file"), "ini")
+    (newcomer.home / "conf").write_text(file.replace("host=db1,db2", "host=localhost").replace("/etc/retrysafe/billing.key", "key"))
+    newcomer.run(f"{program} --config conf --check")
 
 
 @pytest.mark.parametrize("page", ["docs/reference.md", "docs/destinations.md"])
