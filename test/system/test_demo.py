@@ -1,6 +1,10 @@
 """Scripts that newcomers run: scripts/demo and scripts/measure-latency."""
+import os
+import pathlib
 import re
+import signal
 import subprocess
+import time
 
 import pytest
 
@@ -41,6 +45,33 @@ def test_the_demo_with_a_broker(kind):
                  r"Everything came out as promised\."):
         assert re.search(line, done.stdout), f"{line} is not in\n{done.stdout}"
     assert "✗" not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command, line, seconds", [
+    (["demo"], "^Building, and starting", 0), (["demo"], "^Building, and starting", 1.5), (["demo"], "^4", 0),
+    (["demo"], "^5", 0.3), (["demo", "--with", "redis"], "Starting a broker", 0.2), (["demo", "--with", "redis"], "^3", 0),
+    (["measure-latency"], None, 1), (["measure-latency"], None, 8)])
+def test_control_c_ends_quietly_and_leaves_nothing(command, line, seconds):
+    """The terminal sends the signal to the script and to all that it started. At which moment it comes is all the same."""
+    with subprocess.Popen(
+            [TOP / "scripts" / command[0], *command[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)) as process:
+        before = []
+        try:
+            while line and not (before and re.search(line, before[-1])):
+                before.append(process.stdout.readline())
+                assert before[-1], "".join(before)
+            time.sleep(seconds)
+            os.killpg(process.pid, signal.SIGINT)
+            after, _ = process.communicate(timeout=60)
+            assert process.returncode == 130
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        assert not re.search("Traceback|[Ee]rror|FATAL|PANIC|initdb|make", after), after
+        cluster = re.search(r"in (/\S+)", "".join(before))
+        assert not cluster or not pathlib.Path(cluster[1]).exists()
 
 
 def test_help_of_the_demo():
