@@ -29,7 +29,7 @@ SIZE = """SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
 
 # A worker that waits for a far side, or for nothing at all, with a transaction open.
 WAITING_IN_TRANSACTION = """
-    SELECT pid, backend_type, state, wait_event FROM pg_stat_activity
+    SELECT pid, backend_type, xact_start FROM pg_stat_activity
      WHERE xact_start IS NOT NULL AND backend_type = 'retrysafe worker' AND wait_event_type = 'Extension'"""
 
 
@@ -52,7 +52,9 @@ class Watcher(Player):
     def look(self, samples):
         connection = self.db.server.connect(self.db.name)
         try:
-            self.in_transaction += map(str, run(connection, WAITING_IN_TRANSACTION))
+            waiting = run(connection, WAITING_IN_TRANSACTION)
+            if waiting and not self.stop.wait(0.5):  # it may be a step of a ring, which takes milliseconds
+                self.in_transaction += map(str, set(waiting) & set(run(connection, WAITING_IN_TRANSACTION)))
             size = run(connection, SIZE)[0][0]
             self.largest = max(self.largest, size)
             status = run(connection, "SELECT name, backlog, parked_retry, parked_blocked, dead, state FROM retrysafe.outbox_status")

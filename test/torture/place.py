@@ -11,9 +11,11 @@ The database is in a tablespace of each place, a file system in memory that can 
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import threading
+import time
 
 import psycopg2
 
@@ -109,7 +111,12 @@ class Site:
         old, new = self.primary, self.standby
         with self.without_waiting:
             eventually(self.in_step, timeout=60, message="the standby does not come into step")
+            # What is committed from now on the standby does not get.
+            receiver = receiver_of(new)
+            os.kill(receiver, signal.SIGSTOP)
+            time.sleep(0.5)
             old.pg_ctl("stop", "-m", "immediate")
+            os.kill(receiver, signal.SIGCONT)
         new.pg_ctl("promote")
         # Nobody would answer its commits before it has a standby.
         new.set("synchronous_standby_names", None)
@@ -143,6 +150,15 @@ class Site:
         finally:
             for space in self.mounted:
                 subprocess.run(["umount", "--lazy", space], check=False)
+
+
+def receiver_of(standby):
+    """The process that receives WAL."""
+    connection = standby.connect()
+    try:
+        return run(connection, "SELECT pid FROM pg_stat_wal_receiver")[0][0]
+    finally:
+        connection.close()
 
 
 def run_on(server, query):

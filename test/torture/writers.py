@@ -127,6 +127,12 @@ class Writer(Player):
             key, request_hash = self.again.popleft()
             self.request(q, t, key, request_hash)
             self.counts["sent again"] += 1
+        if self.r.random() < 0.01:
+            # It commits late, when the log has gone on for long; nobody waits for it.
+            self.emit(q, t, self.fresh(t), "late")
+            self.counts["late"] += 1
+            self.stop.wait(self.r.uniform(2, 8))
+            return
         for _ in range(self.r.choice((1, 1, 2, 3))):
             mark = t.mark() if self.r.random() < 0.25 else None
             if mark:
