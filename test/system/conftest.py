@@ -311,3 +311,26 @@ def own_db(own):
     """The same on the server `own`, which a file has for itself to restart and crash it."""
     with database_on(own) as database:
         yield database
+
+
+@pytest.fixture
+def role(server, db):
+    """Makes roles, with accesses; they and what they own are gone after the test."""
+    made = []
+
+    def make(*accesses, attributes=""):
+        name = f"{db.name}_role{len(made)}"
+        db.sql(f"CREATE ROLE {name} LOGIN {attributes}")
+        made.append(name)
+        for access in accesses:
+            db.sql("SELECT retrysafe_grant(%s::regrole, %s)", name, access)
+        return name
+
+    yield make
+    for name in reversed(made):
+        db.sql(f"DROP OWNED BY {name} CASCADE")
+    admin = server.connect()
+    for name in reversed(made):
+        run(admin, f"DROP OWNED BY {name}")
+        run(admin, f"DROP ROLE {name}")
+    admin.close()

@@ -5,6 +5,9 @@ import socket
 import threading
 import time
 
+import psycopg2
+import pytest
+
 from conftest import eventually, run
 from receiver import Receiver
 
@@ -74,6 +77,14 @@ class Line:
         for byte in data:
             self.send(bytes([byte]))
             time.sleep(seconds)
+
+
+def refused(session, query, *parameters, sqlstate="42501"):
+    """The error, which has this SQLSTATE."""
+    with pytest.raises(psycopg2.Error) as error:
+        run(session, query, *parameters)
+    assert error.value.pgcode == sqlstate, error.value
+    return error.value
 
 
 def worker_pid(db):

@@ -65,29 +65,6 @@ def status(db, destination):
         return dict(zip([c.name for c in cursor.description], cursor.fetchone()))
 
 
-@pytest.fixture
-def role(server, db):
-    """Makes roles; they and what they own are gone after the test."""
-    made = []
-
-    def make(*access, attributes=""):
-        name = f"{db.name}_role{len(made)}"
-        db.sql(f"CREATE ROLE {name} LOGIN {attributes}")
-        made.append(name)
-        for a in access:
-            db.sql("SELECT retrysafe_grant(%s::regrole, %s)", name, a)
-        return name
-
-    yield make
-    for name in made:
-        db.sql(f"DROP OWNED BY {name}")
-    admin = server.connect()
-    for name in made:
-        run(admin, f"DROP OWNED BY {name}")
-        run(admin, f"DROP ROLE {name}")
-    admin.close()
-
-
 # --- rights -------------------------------------------------------------------------------------------------
 
 MEMBERS = """

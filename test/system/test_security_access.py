@@ -72,6 +72,7 @@ ALLOWED = {
     "outbox_passed_position": "monitor admin",
     "outbox_list_workers": "monitor admin",
     "outbox_suspended_reason": "monitor admin",
+    "outbox_awaits_standby": "monitor admin",
     # what is stored
     "idem_records": "",
     "idem_records_1": "",

@@ -102,6 +102,7 @@ SPELLINGS = ["127.0.0.1", "127.1", "127.0.1", "0177.0.0.1", "0x7f.1", "0x7f00000
              "inner.test"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_spelling_of_an_address_leads_inside(guarded, db, far, kind):
     _, names = guarded
@@ -143,6 +144,7 @@ def test_urls_that_are_read_in_two_ways(guarded, db, far, url):
     assert forbidden.connections == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_name_that_changes_between_two_look_ups(guarded, db, far, kind):
     """It is the allowed address at one moment and another one at the next, again and again."""

@@ -354,6 +354,7 @@ def options(kind, port):
     }[kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind, talk", [(kind, talk) for kind, talks in FLOODS.items() for talk in talks],
                          ids=lambda value: getattr(value, "__name__", value))
 def test_an_answer_without_end(db, kind, talk):

@@ -6,32 +6,7 @@ import psycopg2
 import pytest
 
 from conftest import eventually, run
-
-
-@pytest.fixture
-def role(db):
-    made = []
-
-    def make(*accesses, attributes=""):
-        name = f"{db.name}_r{len(made)}"
-        db.sql(f"CREATE ROLE {name} LOGIN {attributes}")
-        made.append(name)
-        for access in accesses:
-            db.sql("SELECT retrysafe_grant(%s::regrole, %s)", name, access)
-        return name
-
-    yield make
-    db.sql("SELECT outbox_drop_destination(name) FROM outbox_status")
-    for name in reversed(made):
-        db.sql(f"DROP OWNED BY {name} CASCADE")
-        db.sql(f"DROP ROLE {name}")
-
-
-def refused(session, query, *parameters, sqlstate="42501"):
-    with pytest.raises(psycopg2.Error) as error:
-        run(session, query, *parameters)
-    assert error.value.pgcode == sqlstate, error.value
-    return error.value
+from hostile import refused
 
 
 # -- roles that may write to every table --

@@ -5,6 +5,7 @@ import json
 import psycopg2
 import pytest
 
+import hostile
 from conftest import cluster, eventually, make_database, run
 from receiver import Answer, Receiver
 
@@ -12,30 +13,10 @@ SECRET = "hunter2-hunter2"
 OPTIONS = {"url": "https://example.com", "secret": SECRET, "headers": {"Authorization": "Bearer " + SECRET}}
 
 
-@pytest.fixture
-def role(db):
-    made = []
-
-    def make(*accesses):
-        name = f"{db.name}_r{len(made)}"
-        db.sql(f"CREATE ROLE {name} LOGIN")
-        made.append(name)
-        for access in accesses:
-            db.sql("SELECT retrysafe_grant(%s::regrole, %s)", name, access)
-        return name
-
-    yield make
-    for name in made:
-        db.sql(f"DROP OWNED BY {name} CASCADE")
-        db.sql(f"DROP ROLE {name}")
-
-
 def refused(session, query, *parameters, sqlstate="42501"):
-    with pytest.raises(psycopg2.Error) as error:
-        run(session, query, *parameters)
-    assert error.value.pgcode == sqlstate, error.value
-    assert SECRET not in str(error.value)
-    return error.value
+    error = hostile.refused(session, query, *parameters, sqlstate=sqlstate)
+    assert SECRET not in str(error)
+    return error
 
 
 def new_lines(server, action):
