@@ -44,7 +44,7 @@ bool belongs(const Destination &d, int32 shard, int64 id, TupleTableSlot *slot) 
   if (d.shards > 1) {
     const Datum key = slot_getattr(slot, log_column::kOrderingKey, &null);
     const auto shards = static_cast<uint32>(d.shards);
-    if ((null ? shard_of(id, shards) : shard_of(view(key), shards)) != static_cast<uint32>(shard))
+    if ((null ? shard_of(id, shards) : shard_of_key(view(key), shards)) != static_cast<uint32>(shard))
       return false;
   }
   return wanted(d, view(slot_getattr(slot, log_column::kEventType, &null)));

@@ -1,7 +1,10 @@
 // The row of a shard: who works it. Internal to the engine.
 #pragma once
 
+#include "core/routing.hpp"
 #include "outbox/engine.hpp"
+#include "pg/text.hpp"
+
 #include "pg/server.hpp"
 
 namespace retrysafe::outbox {
@@ -20,6 +23,12 @@ struct ShardRow {
   int32 failures;
   TimestampTz retry_at;  // the destination was unreachable: not before then; the beginning of time: at once
 };
+
+// By the UTF-8 of the key: a shard keeps its keys, and its progress with them, when the database moves to a
+// server with another encoding.
+inline uint32 shard_of_key(std::string_view ordering_key, uint32 shards) {
+  return shard_of(pg::to_utf8(ordering_key), shards);
+}
 
 // Names a session: unlike its pid it does not come again. `kind` is "worker" or "session".
 const char *session_name(const char *kind);

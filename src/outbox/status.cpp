@@ -6,6 +6,7 @@
 #include "outbox/cursor.hpp"
 #include "outbox/log_columns.hpp"
 #include "outbox/progress.hpp"
+#include "outbox/shard.hpp"
 #include "outbox/snapshot.hpp"
 #include "pg/boundary.hpp"
 #include "pg/index_scan.hpp"
@@ -44,7 +45,7 @@ bool wants(ArrayType *event_types, const text *event_type) {
 
 int32 shard_of(const Traits &event, int32 shards) {
   const auto count = static_cast<uint32>(shards);
-  return static_cast<int32>(event.ordering_key ? retrysafe::shard_of(view(event.ordering_key), count)
+  return static_cast<int32>(event.ordering_key ? shard_of_key(view(event.ordering_key), count)
                                                : retrysafe::shard_of(event.id, count));
 }
 

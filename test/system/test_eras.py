@@ -366,6 +366,37 @@ def test_a_dump_goes_over_epochs_of_transaction_ids(server, other, direction):
         drop(original), drop(restored)
 
 
+@pytest.mark.parametrize("encoding, letter", [("LATIN1", "é"), ("EUC_JP", "あ")])
+def test_a_dump_goes_to_another_encoding(server, other, encoding, letter):
+    """Texts become other bytes, and stay what they were: the ids of events, the shards of ordering keys, the keys of requests."""
+    db = make_database(server, options=f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    db.sql("SELECT outbox_create_destination('d', 'pull', shards => 4)")
+    db.sql("CREATE FUNCTION public.handle(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT $1'")
+    db.sql("SELECT idem_run(%s, %s, 'public.handle(jsonb)')", f"k{letter}", f'{{"{letter}": 1}}')
+    numbers = range(40)
+    for n in numbers:
+        emit(db, f"{letter}{n}", ordering_key=f"{letter}{n % 20}")
+    drain(db, max_events=3, batches=2)
+    batch, event_id = db.sql("SELECT batch, event_id FROM outbox_fetch('d', 3)")[0]
+    db.sql("SELECT outbox_nack(%s, %s, retry_after => '0')", batch, event_id)  # and the next one of its ordering key waits
+    db.sql("SELECT outbox_ack(%s)", batch)
+    original, before = ids(db), dict(db.sql("SELECT event_key, sent_at IS NOT NULL FROM outbox_events"))
+    done = [k for k, sent in before.items() if sent]
+    assert done and len(done) < len(numbers)
+    dump = as_postgres(server.bindir() / "pg_dump", server.dsn(db.name))
+    restored = empty_database(other)
+    as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", other.dsn("restored"), stdin=dump)
+    restored.sql("SELECT outbox_consent('same')")
+    assert ids(restored) == original
+    rest = keys(drain(restored))
+    assert sorted(done + rest) == sorted(original)
+    for n in range(20):  # what waits goes before what comes after it
+        first, second = f"{letter}{n}", f"{letter}{n + 20}"
+        assert second in done or first in done or rest.index(first) < rest.index(second)
+    assert restored.sql("SELECT outcome FROM idem_begin(%s, idem_hash(%s))", f"k{letter}", f'{{"{letter}": 1}}') == [("replay",)]
+    drop(db)
+
+
 def test_a_dump_of_the_schema_alone_is_a_log_of_its_own(server, other, db):
     """Nothing of the original is in it, so nothing of it is published or replayed, and no consent is due."""
     History(db)
