@@ -127,7 +127,14 @@ uint32_t Dispatcher::next_to_submit() {
     if (slots_[index].state == State::kReady) block(index);
     ready_.pop();
   }
-  return in_flight_ == 0 && !stopped_ && !ready_convicts_.empty() ? ready_convicts_.front() : kNone;
+  while (in_flight_ == 0 && !stopped_ && !ready_convicts_.empty()) {
+    const uint32_t index = ready_convicts_.front();
+    if (!key_failed(index)) return index;
+    block(index);
+    block_followers(index);
+    ready_convicts_.pop_front();
+  }
+  return kNone;
 }
 
 bool Dispatcher::submit() {

@@ -3,6 +3,7 @@ import ctypes
 import os
 import pathlib
 import select
+import sys
 import time
 from ctypes import CFUNCTYPE, POINTER, c_char, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 
@@ -10,6 +11,14 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 
 # A worker with many destinations has many descriptors: test_descriptors.py.
 _descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(int(os.environ.get("RETRYSAFE_DESCRIPTORS", 0)))]
+
+# A sanitizer has to be in the process before the library; but not in brokers and compilers that it starts.
+SANITIZER = os.environ.get("RETRYSAFE_PRELOAD")
+if SANITIZER:
+    if SANITIZER.split(":")[0] not in pathlib.Path("/proc/self/maps").read_text():
+        preload = ":".join([SANITIZER, *filter(None, [os.environ.get("LD_PRELOAD")])])
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"LD_PRELOAD": preload})
+    os.environ.pop("LD_PRELOAD", None)
 
 DELIVERED, FAILED_RETRY, FAILED_FINAL, UNREACHABLE = range(4)
 

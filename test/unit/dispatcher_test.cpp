@@ -501,6 +501,20 @@ TEST_F(DispatcherTest, TheCulpritKeepsItsPlaceInItsKeyWhereTheSinkKeepsOrder) {
   EXPECT_EQ(outcomes()["p2"], Status::kBlocked);
 }
 
+TEST_F(DispatcherTest, TheCulpritDoesNotGoBehindAFailedEventOfItsKey) {
+  sink.ordered = true;
+  sink.rule = [](const std::string &id) { return id == "p" ? kUnreachable : kDelivered; };
+  for (int attempt = 0; attempt < Dispatcher::kPatience + Dispatcher::kProofs; ++attempt)
+    begin({{"p", "p"}, {"e", ""}});
+  ASSERT_EQ(outcomes()["p"], Status::kFailedRetry);
+  sink.rule = [](const std::string &id) { return id == "o" ? kRetry : kDelivered; };
+  begin({{"o", "p"}, {"p", "p"}, {"q", "p"}, {"f", ""}});
+  EXPECT_EQ(sink.sent, (Ids{"o", "f"}));
+  EXPECT_EQ(outcomes()["p"], Status::kBlocked);
+  EXPECT_EQ(outcomes()["q"], Status::kBlocked);
+  EXPECT_TRUE(dispatcher->done());
+}
+
 TEST_F(DispatcherTest, StopDrainsAndLeavesTheRest) {
   sink.capacity = 1;
   begin({{"a", ""}, {"b", ""}});

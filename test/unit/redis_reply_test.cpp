@@ -114,6 +114,7 @@ TEST(RedisReply, ReasonsHoldNoArgumentsOfCommands) {
             "ERR unknown command 'AUTH'");
   EXPECT_EQ(reason_of("ERR a\x01\xff"), "ERR a ?");
   EXPECT_LT(reason_of(std::string(1000, 'x')).size(), 256u);
+  EXPECT_NE(reason_of("\x1f"), "") << "a failure has a reason";
   EXPECT_EQ(reason_of("MOVED 1 h:1"),
             "the server is part of a Redis Cluster, which this kind does not support: MOVED 1 h:1");
 }

@@ -116,7 +116,8 @@ std::string reason_of(std::string_view error) {
   std::string text(error.substr(0, error.find(", with args beginning with")));
   if (text.starts_with("MOVED ") || text.starts_with("ASK "))
     text = "the server is part of a Redis Cluster, which this kind does not support: " + text;
-  return printable(text, kMaxReason);
+  text = printable(text, kMaxReason);
+  return text.empty() ? "the server answered with an error without a text" : text;
 }
 
 }  // namespace retrysafe::redis
