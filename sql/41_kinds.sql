@@ -17,12 +17,14 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
+\set VERBOSITY sqlstate
 SELECT outbox_register_kind('queue41', 'my_queue', '[
   {"name": "broker", "type": "string", "required": true, "description": "Where it is."},
   {"name": "size", "type": "integer", "min": 1, "max": 10, "default": 5},
   {"name": "wait", "type": "duration", "min": "10ms", "max": "1min", "default": "1s"},
   {"name": "mode", "type": "enum", "choices": ["fast", "safe"], "default": "safe"},
   {"name": "token", "type": "secret"}]');
+\set VERBOSITY default
 SELECT kind, library, option, type, required, "default", min, max, choices, description FROM outbox_kind_options
  WHERE kind = 'queue41' ORDER BY option COLLATE "C";
 SELECT o, public.t41(format('SELECT outbox_create_destination(''t41'', ''queue41'', %L)', o))

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "core/kinds/kinds.hpp"
 #include "outbox/cursor.hpp"
 #include "outbox/emit.hpp"
 #include "outbox/eras.hpp"
@@ -132,10 +133,6 @@ void check_policies(Definition *d) {
 
 // --- what a kind asks of its creator -----------------------------------------------------------------------
 
-bool is_kind(const Definition &d, const char *kind) {
-  return strcmp(d.kind, kind) == 0;
-}
-
 // Resolves the function as the caller sees it and pins it by its full name; later search_paths do not matter.
 const char *pinned_function(const char *given) {
   const char *signature = strchr(given, '(') ? given : psprintf("%s(jsonb)", given);
@@ -166,8 +163,8 @@ constinit pg::Statement set_function{"SELECT jsonb_set($1, '{function}', to_json
 
 void check_workers(Definition *d) {
   if (d->workers < 0) pg::raise(kInvalidParameter, nullptr, "workers must not be null");
-  if (is_kind(*d, "pull")) d->workers = 0;
-  if (is_kind(*d, "function") && d->workers == 0)
+  if (is_kind(d->kind, kinds::pull)) d->workers = 0;
+  if (is_kind(d->kind, kinds::function) && d->workers == 0)
     pg::raise(kInvalidParameter, "Nobody else can call its function.",
               "workers cannot be false for kind \"function\"");
 }
@@ -176,12 +173,12 @@ void check_options(Definition *d, MemoryContext memory) {
   const Kind *kind = find_kind(d->kind);
   if (!kind) raise_unknown_kind(d->kind);
   d->options = checked_options(*kind, d->options);
-  if (is_kind(*d, "postgres") && !superuser() && !string_option(d->options, "password") &&
+  if (is_kind(d->kind, kinds::postgres) && !superuser() && !string_option(d->options, "password") &&
       !string_option(d->options, "password_file") && !string_option(d->options, "password_env"))
     pg::raise_insufficient_privilege(
         "Otherwise the connection would use the rights of the server itself.",
         "option \"password\" is required unless a superuser makes the destination");
-  if (is_kind(*d, "function")) {
+  if (is_kind(d->kind, kinds::function)) {
     const char *function = pinned_function(string_option(d->options, "function"));
     d->options = pg::spi([&] {
       set_function.run({pg::value(d->options), pg::value(function)});
@@ -192,7 +189,7 @@ void check_options(Definition *d, MemoryContext memory) {
 
 // Kinds that act with the rights of the role that made the destination.
 bool acts_as_creator(const Definition &d) {
-  return is_kind(d, "function") || is_kind(d, "postgres");
+  return is_kind(d.kind, kinds::function) || is_kind(d.kind, kinds::postgres);
 }
 
 // Options say where secrets are sent, and no view shows the secrets: who could point somebody's destination
@@ -373,7 +370,7 @@ static int32 create_destination(FunctionCallInfo fcinfo) {
   check_workers(&d);
   check_identity();
   const int64 start = start_position(start_at);
-  if (!is_kind(d, "pull")) d.run_as = GetUserNameFromId(GetUserId(), false);
+  if (!is_kind(d.kind, kinds::pull)) d.run_as = GetUserNameFromId(GetUserId(), false);
 
   d.destination = pg::spi([&] {
     const uint64 inserted = insert_destination.run(

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "core/kinds/kinds.hpp"
+#include "core/library_path.hpp"
 #include "pg/boundary.hpp"
 #include "pg/statement.hpp"
 #include "pg/text.hpp"
@@ -411,7 +412,7 @@ ResolvedOption *resolved_options(const Destination &destination, SecretReader re
                     resolved.add(member.data() ? psprintf("%s.%s", option, copy_of(member)) : option, text,
                                  name.source, holds_secret(name.description->type));
                   });
-  if (strcmp(kind->name, "postgres") == 0)
+  if (is_kind(kind->name, kinds::postgres))
     resolved.add("require_password", must_show_a_password(destination) ? "true" : "false");
   *count = resolved.count;
   return resolved.items;
@@ -459,6 +460,15 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_register_kind) {
               "Unregister the kind first with outbox_unregister_kind; the built-in kinds cannot be "
               "replaced.",
               "kind \"%s\" exists already", kind);
+  // Only warned about: the kind may be for relays, and it may come later.
+  LibrarySearch search;
+  find_library(library, {Dynamic_library_path, pkglib_path}, &search);
+  if (search.file[0] == '\0')
+    pg::warn(kMissingLibrary,
+             "Workers cannot publish to this kind until it is; dynamic_library_path says where they look. A "
+             "relay looks on its "
+             "own machine.",
+             "library \"%s.so\" is not installed in %s", library, search.folders);
   PG_RETURN_VOID();
 }
 

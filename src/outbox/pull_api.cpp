@@ -12,6 +12,7 @@
 
 #include "core/batch_handle.hpp"
 #include "core/event_id.hpp"
+#include "core/kinds/kinds.hpp"
 #include "outbox/cursor.hpp"
 #include "outbox/destinations.hpp"
 #include "outbox/durability.hpp"
@@ -614,7 +615,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_fetch) {
   if (!d)
     pg::raise(kUnknownDestination, "Name a destination that outbox_create_destination made.",
               "destination \"%s\" does not exist", pg::shown_name(name));
-  if (strcmp(d->kind, "function") == 0)
+  if (is_kind(d->kind, kinds::function))
     pg::raise(kNotFetchable, "Workers call its function inside the database.",
               "destination \"%s\" of kind \"function\" cannot be fetched from", name);
   if (d->lost) raise_lost(d->name);

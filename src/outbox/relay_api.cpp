@@ -1,6 +1,8 @@
 // What a publisher outside of the server has to know of a destination. The events themselves it gets by the
 // pull API.
 #include "outbox/destinations.hpp"
+
+#include "core/kinds/kinds.hpp"
 #include "outbox/engine.hpp"
 #include "outbox/options.hpp"
 #include "pg/boundary.hpp"
@@ -44,7 +46,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_relay_destination) {
   InitMaterializedSRF(fcinfo, 0);
   auto *result = reinterpret_cast<ReturnSetInfo *>(fcinfo->resultinfo);
   const Destination &d = *destination_argument(fcinfo);
-  if (strcmp(d.kind, "function") == 0)
+  if (is_kind(d.kind, kinds::function))
     pg::raise(kNotFetchable, "Workers call its function inside the database.",
               "destination \"%s\" of kind \"function\" cannot be published to by a relay", d.name);
   const Kind *kind = find_kind(d.kind);

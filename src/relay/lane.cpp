@@ -293,7 +293,7 @@ void Lane::open_sink(Options options) {
   fetch();
 }
 
-sink::LibraryPath Lane::library_path() const {
+LibraryPath Lane::library_path() const {
   return {configuration_.library_path, RETRYSAFE_LIBDIR};
 }
 

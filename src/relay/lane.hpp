@@ -89,7 +89,7 @@ class Lane {
   void load_option_list();
   void load_options();
   void open_sink(Options options);
-  sink::LibraryPath library_path() const;
+  LibraryPath library_path() const;
   void close_sink();
   void fetch();
   void ask_for_events();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "core/kinds/kinds.hpp"
 #include "outbox/function_destination.hpp"
 #include "outbox/options.hpp"
 #include "pg/fault_point.hpp"
@@ -419,7 +420,7 @@ void Lane::record(Milliseconds now, int timeout_ms) {
 }
 
 bool Lane::is_function() const {
-  return strcmp(destination_->kind, "function") == 0;
+  return is_kind(destination_->kind, kinds::function);
 }
 
 // Sends and records in one: the function's effects and the progress commit together.

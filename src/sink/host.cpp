@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,24 +12,6 @@ namespace {
 
 retrysafe_text text(std::string_view view) {
   return {view.data(), view.size()};
-}
-
-std::string find_file(const std::string &library, const LibraryPath &where) {
-  constexpr std::string_view macro = "$libdir";
-  std::string_view rest = where.path.empty() ? macro : where.path;
-  while (true) {
-    const size_t colon = rest.find(':');
-    std::string_view folder = rest.substr(0, colon);
-    std::string file;
-    if (folder == macro || folder.starts_with("$libdir/")) {
-      file = where.libdir;
-      folder.remove_prefix(macro.size());
-    }
-    file.append(folder).append("/").append(library).append(".so");
-    if (file.front() == '/' && access(file.c_str(), R_OK) == 0) return file;
-    if (colon == std::string_view::npos) return {};
-    rest.remove_prefix(colon + 1);
-  }
 }
 
 bool is_complete(const retrysafe_sink_module &module) {
@@ -59,14 +40,14 @@ const retrysafe_sink_module *load(const std::string &library, const LibraryPath 
     *error = "\"" + library + "\" is not the plain name of a library";
     return nullptr;
   }
-  const std::string file = find_file(library, path);
-  if (file.empty()) {
-    *error = "library \"" + library + ".so\" is not installed in ";
-    error->append(path.path.empty() ? path.libdir : path.path);
+  LibrarySearch search;
+  find_library(library, path, &search);
+  if (search.file[0] == '\0') {
+    *error = "library \"" + library + ".so\" is not installed in " + search.folders;
     return nullptr;
   }
   const SignalsBlocked guard;
-  void *handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void *handle = dlopen(search.file, RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
     const char *reason = dlerror();
     *error = "could not load library \"" + library + "\": " + (reason ? reason : "unknown reason");

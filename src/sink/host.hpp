@@ -17,17 +17,11 @@
 #include <vector>
 
 #include "core/dispatcher.hpp"
+#include "core/library_path.hpp"
 #include "core/secret_mask.hpp"
 #include "sink/abi.h"
 
 namespace retrysafe::sink {
-
-// Where libraries are looked for, as the server's dynamic_library_path says: folders separated by colons,
-// each may begin with $libdir.
-struct LibraryPath {
-  std::string_view path;    // empty: only $libdir
-  std::string_view libdir;  // the server's package library directory
-};
 
 // The module in the library of that name (no folder, no suffix), or null and the reason in `error`. Loaded
 // once per process.

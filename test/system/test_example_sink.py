@@ -55,6 +55,19 @@ def test_a_line_for_each_event(db, path):
     assert (ids[unordered["id"]], unordered["data"], unordered["type"]) == ("last", None, "t")
 
 
+def test_a_library_that_is_not_there_is_told_and_waited_for(db):
+    session = db.server.connect(db.name)
+    run(session, "SELECT outbox_register_kind('post', 'no_such_sink', '[]')")
+    where = db.value("SHOW dynamic_library_path").replace("$libdir", db.value("SELECT setting FROM pg_config WHERE name = 'PKGLIBDIR'"))
+    told, = session.notices
+    assert f'WARNING:  library "no_such_sink.so" is not installed in {where}\n' in told and "dynamic_library_path" in told
+    session.close()
+    db.sql("SELECT outbox_create_destination('d', 'post')")
+    emit(db, "a")
+    error = eventually(lambda: db.value("SELECT last_error FROM outbox_status"))
+    assert error == f'library "no_such_sink.so" is not installed in {where}'
+
+
 def test_a_file_that_cannot_be_opened_is_told(db, path):
     folder = path.with_suffix(".missing")
     create(db, folder / "file")

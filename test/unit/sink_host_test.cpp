@@ -89,7 +89,7 @@ class Folder {
   char name_[32] = "/tmp/sink-host-test-XXXXXX";
 };
 
-std::string load_error(const std::string &library, const sink::LibraryPath &path) {
+std::string load_error(const std::string &library, const retrysafe::LibraryPath &path) {
   std::string error;
   EXPECT_EQ(sink::load(library, path, &error), nullptr);
   return error;

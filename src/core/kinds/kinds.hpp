@@ -18,6 +18,11 @@ struct BuiltInKind {
   OptionList options;
 };
 
+// Whether a destination that says it is of kind `name` is of this one.
+inline bool is_kind(std::string_view name, const BuiltInKind &kind) {
+  return name == kind.name;
+}
+
 // Null for an unknown kind.
 const BuiltInKind *find_built_in_kind(std::string_view name);
 std::span<const BuiltInKind *const> built_in_kinds();
