@@ -18,11 +18,11 @@ ALLOWED = {  # folder of the file -> folders and files that it may include, besi
     "runtime": ["core", "pg", "storage", "settings.hpp", "idempotency", "outbox", "sink"],
     "module.cpp": ["core", "pg", "settings.hpp", "idempotency", "outbox", "sink", "runtime"],
     "relay": ["core", "sink"],
-    "sinks": ["core", "sink/abi.h", "sink/kit.hpp", "sinks/resolver.hpp"],
+    "sinks": ["core", "sink/abi.h", "sink/kit.hpp", "sinks/resolver.hpp", "sinks/tls_context.hpp"],
 }
 CLIENT_HEADERS = {  # header -> the only folder, or folders, for it
     r"curl/": "sinks/http/",
-    r"openssl/": ("pg/digest.cpp", "sinks/http/", "sinks/rabbitmq/", "sinks/redis/"),
+    r"openssl/": ("pg/digest.cpp", "sinks/http/", "sinks/rabbitmq/", "sinks/redis/", "sinks/tls_context."),
     r"libpq-fe\.h": ("sinks/postgres/", "relay/"),
     r"librdkafka/": "sinks/kafka/",
     r"nats/": "sinks/nats/",

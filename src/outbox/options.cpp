@@ -514,7 +514,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_options_of_kind) {
     const auto as_text = [](std::string_view view) {
       return PointerGetDatum(cstring_to_text_with_len(view.data(), static_cast<int>(view.size())));
     };
-    const bool has_range = option.type == OptionType::kInteger || option.type == OptionType::kDuration;
+    const bool has_range = option.type != OptionType::kBoolean && option.type != OptionType::kEnum &&
+                           option.type != OptionType::kUrl;
     const bool has_max = has_range && option.max != std::numeric_limits<int64_t>::max();
     const bool has_default = option.default_value.data() != nullptr;
     Datum values[] = {as_text(option.name),          as_text(option_type_name(option.type)),

@@ -357,6 +357,10 @@ def test_the_environment_names_no_proxy(receiver, monkeypatch):
     ({"url": "http://user:pw@example.org/"}, "not a usable URL"),
     ({"url": "http://[::1/"}, "not a usable URL"),
     ({"url": "http://example.org/", "secret": "whsec_???"}, "base64"),
+    ({"url": "http://h/", "ca_file": "/x"}, "certificates need a URL that begins with https://"),
+    ({"url": "https://h/", "cert_file": "/x"}, "need each other"),
+    ({"url": "https://h/", "authorization": "a\r\nX: b"}, "holds a control character"),
+    ({"url": "https://h/", "authorization": "a", "headers.Authorization": "b"}, "are the same"),
 ])
 def test_what_cannot_work_is_an_error_of_open(options, message):
     with pytest.raises(OpenError, match=message):
@@ -396,6 +400,30 @@ def test_tls(certificate):
         with Sink("http", {"url": f"https://127.0.0.1:{receiver.port}/", "ca_file": certificate[0]}) as sink:
             outcome, = sink.send(event(1))
             assert outcome.status == UNREACHABLE and "127.0.0.1" in outcome.reason, "the name is checked as well"
+
+
+def test_a_certificate_of_our_own(certificate, tmp_path):
+    cert, key = certificate
+    subprocess.run(["openssl", "pkey", "-in", key, "-aes256", "-passout", "pass:hunter2", "-out", tmp_path / "key"], check=True)
+    with Receiver(tls=certificate, client_ca=cert) as receiver:
+        options = {"url": f"https://localhost:{receiver.port}/", "ca_file": cert}
+        with Sink("http", options | {"cert_file": cert, "key_file": key}) as sink:
+            assert sink.send(event(1))[0].status == DELIVERED
+        with Sink("http", options | {"cert_file": cert, "key_file": tmp_path / "key", "key_password": "hunter2"}) as sink:
+            assert sink.send(event(1))[0].status == DELIVERED
+        for wrong in {}, {"cert_file": cert, "key_file": tmp_path / "key", "key_password": "hunter3"}:
+            with Sink("http", options | wrong) as sink:
+                outcome, = sink.send(event(1))
+                assert outcome.status == UNREACHABLE and outcome.reason and "hunter" not in outcome.reason
+
+
+def test_authorization(receiver):
+    with open_sink(receiver, authorization="Bearer s3cret-token") as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+        receiver.behave(lambda request: Answer(401, body=b"who is s3cret-token?"))
+        outcome, = sink.send(event(2))
+    assert [request.header("authorization") for request in receiver.requests] == ["Bearer s3cret-token"] * 2
+    assert outcome.status == FAILED_FINAL and "who is ***?" in outcome.reason
 
 
 @pytest.mark.skipif(not shutil.which("nghttpd"), reason="needs nghttpd, of the package nghttp2-server")

@@ -145,6 +145,20 @@ def test_many_at_once_in_their_order(broker, stream):
     assert [json.loads(m.data)["number"] for m in read()] == list(range(3000))
 
 
+def test_two_destinations_in_one_stream(broker, stream):
+    """The stream knows a message by its id alone, whatever the subject; a prefix makes it two."""
+    read = stream("shared")
+    for subject, options, expected in [("shared.a", {}, 1), ("shared.b", {}, 1), ("shared.c", {"id_prefix": "c:"}, 2),
+                                       ("shared.c", {"id_prefix": "c:"}, 2)]:
+        with open_sink(broker, subject=subject, **options) as sink:
+            assert sink.send(event(1))[0].status == DELIVERED
+        assert len(read()) == expected, subject
+    first, second = read()
+    assert (first.subject, second.subject) == ("shared.a", "shared.c")
+    assert second.headers["Nats-Msg-Id"] == "c:" + first.headers["Nats-Msg-Id"]
+    assert first.headers["ce-id"] == second.headers["ce-id"] == first.headers["Nats-Msg-Id"]
+
+
 # -- what is refused --
 
 @pytest.mark.parametrize("kind, reason", [

@@ -1,9 +1,11 @@
 """The rabbitmq sink against a real broker, and against far sides that are none."""
+import concurrent.futures
 import contextlib
 import json
 import os
 import select
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -293,7 +295,8 @@ def test_the_first_of_several_hosts_that_answers(broker):
 
 @pytest.mark.parametrize("options, problem", [
     ({"host": "a,,b"}, "empty host"), ({"host": "/tmp"}, "host name or an address"), ({"ca_file": "/tmp/x"}, 'needs option "tls"'),
-    ({"tls": True, "ca_file": "/dev/null"}, "no certificates"),
+    ({"tls": True, "ca_file": "/dev/null"}, 'file of option "ca_file" cannot be used'),
+    ({"tls": True, "cert_file": "/tmp/x"}, "need each other"),
 ])
 def test_what_can_never_work(broker, options, problem):
     with pytest.raises(OpenError, match=problem):
@@ -515,6 +518,25 @@ def test_a_far_side_that_tls_does_not_accept(broker, change, reason):
     with open_sink(broker, **{name: value for name, value in options.items() if value}) as sink:
         outcome, = sink.send(event(1))
     assert (outcome.status, reason in outcome.reason) == (UNREACHABLE, True), outcome.reason
+
+
+def test_a_certificate_of_our_own(broker):
+    key = broker.directory / "key"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(broker.certificate, key)
+    context.load_verify_locations(broker.certificate)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with socket.create_server(("127.0.0.1", 0)) as server, concurrent.futures.ThreadPoolExecutor() as pool:
+        def shown():
+            connection, _ = server.accept()
+            with context.wrap_socket(connection, server_side=True) as encrypted:
+                return encrypted.getpeercert()["subject"], encrypted.recv(4)
+
+        far_side = pool.submit(shown)
+        with open_sink(broker, host="localhost", port=server.getsockname()[1], tls=True, ca_file=broker.certificate,
+                       cert_file=broker.certificate, key_file=key) as sink:
+            assert sink.send(event(1))[0].status == UNREACHABLE  # it hangs up
+        assert far_side.result() == (((("commonName", "localhost"),),), b"AMQP")
 
 
 def test_plain_talk_to_a_port_for_tls(broker):

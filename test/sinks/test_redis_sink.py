@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from brokers.redis import PASSWORD, Redis, free_port
-from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event
+from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, TOP, UNREACHABLE, OpenError, Sink, event
 
 
 @pytest.fixture(scope="module")
@@ -123,20 +124,31 @@ def test_old_entries_go(server, sinks):
     assert 100 <= int(server.cli("XLEN", "events")) < 300
 
 
+def test_the_user_of_the_manual(server, sinks):
+    line, = re.findall(r"`(ACL SETUSER [^`]*)`", (TOP / "docs/destinations.md").read_text())
+    server.cli(*line.replace("…", "hunter2").split())
+    try:
+        assert sinks(user="courier", password="hunter2", stream="shop:{type}", database=1).one() == (DELIVERED, "")
+        sink = sinks(user="courier", password="hunter2", stream="shop:{type}", replicas=1, timeout=100)
+        assert "replica" in failure(sink), "WAIT is allowed, and nobody confirms"
+    finally:
+        server.cli("ACL", "DELUSER", "courier")
+
+
 def test_a_user(server, sinks):
     server.cli("ACL", "SETUSER", "courier", "on", ">hunter2", "~events", "+xadd")
     try:
-        assert sinks(username="courier", password="hunter2").one() == (DELIVERED, "")
-        reason = failure(sinks(username="courier", password="hunter3"))
+        assert sinks(user="courier", password="hunter2").one() == (DELIVERED, "")
+        reason = failure(sinks(user="courier", password="hunter3"))
         assert reason == "WRONGPASS invalid username-password pair or user is disabled."
         # What it may not do is wrong with the destination, or with one stream of several.
-        reason = failure(sinks(username="courier", password="hunter2", stream="other"))
+        reason = failure(sinks(user="courier", password="hunter2", stream="other"))
         assert reason.startswith("NOPERM ") and reason.endswith(', stream "other"')
-        sink = sinks(username="courier", password="hunter2", stream="{type}")
+        sink = sinks(user="courier", password="hunter2", stream="{type}")
         outcomes = sink.send(event(1), event(2, type="events"))
         assert statuses(outcomes) == [FAILED_RETRY, DELIVERED] and "NOPERM" in outcomes[0].reason
         server.cli("ACL", "SETUSER", "courier", "-xadd")
-        assert "NOPERM" in failure(sinks(username="courier", password="hunter2"))
+        assert "NOPERM" in failure(sinks(user="courier", password="hunter2"))
     finally:
         server.cli("ACL", "DELUSER", "courier")
 
@@ -498,7 +510,7 @@ def test_a_certificate_of_our_own(certificates, sinks):
 
 @pytest.mark.parametrize("options, problem", [
     ({"host": "/run/redis"}, 'option "host" must be a name or an address'),
-    ({"username": "me", "password": None}, 'option "username" needs option "password"'),
+    ({"user": "me", "password": None}, 'option "user" needs option "password"'),
     ({"ca_file": "/x"}, 'option "ca_file" needs option "tls"'),
     ({"tls": True, "ca_file": "/does/not/exist"}, 'the file of option "ca_file" cannot be used: '),
     ({"tls": True, "cert_file": "/x"}, 'options "cert_file" and "key_file" need each other'),

@@ -65,9 +65,9 @@ class Request:
 
 
 class Receiver:
-    def __init__(self, host="127.0.0.1", port=0, tls=None):
-        """`tls`: the files of a certificate and its key."""
-        self.host, self.port, self.tls = host, port, tls
+    def __init__(self, host="127.0.0.1", port=0, tls=None, client_ca=None):
+        """`tls`: the files of a certificate and its key. `client_ca`: file of what clients' certificates must be signed with."""
+        self.host, self.port, self.tls, self.client_ca = host, port, tls, client_ca
         self._lock = threading.Lock()
         self._requests = []
         self._connections = set()
@@ -149,6 +149,9 @@ class Receiver:
             if self.tls:
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
                 context.load_cert_chain(*self.tls)
+                if self.client_ca:
+                    context.verify_mode = ssl.CERT_REQUIRED
+                    context.load_verify_locations(self.client_ca)
                 connection = context.wrap_socket(connection, server_side=True)
             with self._lock:
                 self._connections.add(connection)

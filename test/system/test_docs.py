@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from conftest import TOP, Database, make_database, run
+from conftest import TOP, Database, eventually, make_database, run
 
 # Members of the extension that are not for users: views and other functions call them.
 INTERNAL = {"outbox_recorded_at", "outbox_passed_position", "outbox_redacted_options", "outbox_options_of_kind", "outbox_built_in_kinds",
@@ -229,7 +229,10 @@ def test_every_option_is_in_the_manual_as_it_is(catalog):
         part = section(page, kind)
         for option, kind_of_value, default, span, *_ in table(section(part, "Options")) if expected else []:
             value = milliseconds if kind_of_value == "duration" else int
-            if kind_of_value in ("integer", "duration"):
+            if span.endswith(" bytes"):
+                ends = [int(end) for end in span.removesuffix(" bytes").split(" to ")]
+                span = [ends[0], ends[-1]]
+            elif kind_of_value in ("integer", "duration"):
                 span, default = [value(end) for end in span.split(" to ")], default if default in ("", "required") else value(default)
             elif kind_of_value == "enum":
                 span = span.split(", ")
@@ -438,6 +441,29 @@ def test_sql_of_the_manual(db, page):
         db.sql("DROP OWNED BY courier")
         run(admin, "DROP ROLE courier")
     admin.close()
+
+
+def test_settings_of_the_manual(server):
+    """What destinations.md tells administrators to set is taken."""
+    admin = server.connect()
+    run(admin, "LOAD 'retrysafe'")
+    for block in blocks(text_of("docs/destinations.md"), "ini"):
+        for name, value in re.findall(r"^(\S+) = '(.*)'$", block, re.M):
+            try:
+                run(admin, f"ALTER SYSTEM SET {name} = %s", value)
+            finally:
+                run(admin, f"ALTER SYSTEM RESET {name}")
+    admin.close()
+
+
+def test_the_event_that_functions_get(db):
+    db.sql("CREATE TABLE public.got (event jsonb)")
+    db.sql("CREATE FUNCTION public.keep(event jsonb) RETURNS void LANGUAGE sql AS 'INSERT INTO public.got VALUES (event)'")
+    db.sql("SELECT outbox_create_destination('d', 'function', '{\"function\": \"public.keep\"}')")
+    db.sql("SELECT outbox_emit(NULL, 'e', 't', '{}', ordering_key => 'k')")
+    eventually(lambda: db.value("SELECT count(*) FROM public.got") == 1)
+    written = json.loads(blocks(section(text_of("docs/destinations.md"), "postgres"), "json")[0])
+    assert db.value("SELECT event FROM public.got").keys() == written.keys()
 
 
 def example(title, names):

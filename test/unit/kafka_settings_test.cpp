@@ -53,14 +53,14 @@ TEST(KafkaSettings, ListsOfBrokers) {
 }
 
 TEST(KafkaSettings, LoginAndTls) {
-  const Given login = {{"username", "u"}, {"password", "p"}, {"sasl_mechanism", "scram-sha-256"}};
+  const Given login = {{"user", "u"}, {"password", "p"}, {"sasl_mechanism", "scram-sha-256"}};
   EXPECT_EQ(property(settings(login), "security.protocol"), "sasl_plaintext");
   EXPECT_EQ(property(settings(login), "sasl.mechanism"), "SCRAM-SHA-256");
   Given both = login;
   both["tls"] = "true";
   EXPECT_EQ(property(settings(both), "security.protocol"), "sasl_ssl");
   EXPECT_EQ(property(settings({{"tls", "true"}, {"ca_file", "/ca"}}), "ssl.ca.location"), "/ca");
-  for (const char *missing : {"username", "password", "sasl_mechanism"}) {
+  for (const char *missing : {"user", "password", "sasl_mechanism"}) {
     Given part = login;
     part.erase(missing);
     EXPECT_THROW(settings(part), std::invalid_argument) << missing;

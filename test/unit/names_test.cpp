@@ -44,6 +44,11 @@ TEST(Names, StreamsOfNats) {
     EXPECT_TRUE(stream_problem(bad)) << bad;
 }
 
+TEST(Names, MessageIdsOfNats) {
+  for (const char *good : {"billing:", "~!", ""}) EXPECT_FALSE(message_id_problem(good)) << good;
+  for (const char *bad : {"a b", "a\r\nX: 1", "größe", "a\x7f"}) EXPECT_TRUE(message_id_problem(bad)) << bad;
+}
+
 TEST(Names, ShortStringsOfAmqp) {
   EXPECT_FALSE(short_string_problem(""));
   EXPECT_FALSE(short_string_problem(std::string(255, 'x')));

@@ -49,6 +49,11 @@ const char *stream_problem(std::string_view name) {
   return legal ? nullptr : "is not a name of a stream";
 }
 
+const char *message_id_problem(std::string_view text) {
+  const bool legal = std::all_of(text.begin(), text.end(), [](char c) { return c > ' ' && c <= '~'; });
+  return legal ? nullptr : "is not printable ASCII without blanks";
+}
+
 const char *short_string_problem(std::string_view name) {
   return name.size() <= kLongestShortString ? nullptr : "is longer than the 255 bytes that AMQP allows";
 }

@@ -18,6 +18,8 @@ const char *subject_problem(std::string_view subject);
 // one of JetStream's API is a command, and what is published on an inbox is the answer to somebody's request.
 const char *event_subject_problem(std::string_view subject);
 const char *stream_problem(std::string_view name);
+// What stands in a header as it is.
+const char *message_id_problem(std::string_view text);
 
 // AMQP: exchanges and routing keys are short strings, as are names of headers.
 inline constexpr size_t kLongestShortString = 255;

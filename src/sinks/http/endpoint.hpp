@@ -20,7 +20,7 @@ struct Endpoint {
   std::string host;  // of the URL, as the library reads it
   bool tls;
   std::string source;  // empty: the event's own
-  std::string ca_file;
+  std::string ca_file, cert_file, key_file, key_password;
   bool structured;
   bool http2;
   long timeout_ms;

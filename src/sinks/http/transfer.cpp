@@ -98,6 +98,11 @@ Transfer::Transfer(Endpoint &endpoint) : endpoint_(endpoint), easy_(curl_easy_in
     set(easy, CURLOPT_CAINFO, endpoint.ca_file.c_str());
     set(easy, CURLOPT_CAPATH, static_cast<char *>(nullptr));
   }
+  if (!endpoint.cert_file.empty()) {
+    set(easy, CURLOPT_SSLCERT, endpoint.cert_file.c_str());
+    set(easy, CURLOPT_SSLKEY, endpoint.key_file.c_str());
+    if (!endpoint.key_password.empty()) set(easy, CURLOPT_KEYPASSWD, endpoint.key_password.c_str());
+  }
   if (endpoint.tls && endpoint.http2) {
     set(easy, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_2TLS));
     set(easy, CURLOPT_PIPEWAIT, 1L);  // rather share a connection than open one

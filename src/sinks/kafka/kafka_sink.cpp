@@ -107,7 +107,7 @@ void KafkaSink::serve() {
                        bool confirmed) { settled(static_cast<Flight *>(token), error, confirmed); },
                    [&](const Producer::Trouble &trouble) {
                      troubled(trouble);
-                     over = over || trouble.fatal;
+                     over = over || trouble.final;
                    });
   if (down_since_ && in_flight_ > 0 && Clock::now() - *down_since_ >= patience()) {
     if (!failure_) failure_ = trouble_text_;
@@ -171,7 +171,7 @@ std::string KafkaSink::failure_text(rd_kafka_resp_err_t error) const {
 }
 
 void KafkaSink::troubled(const Producer::Trouble &trouble) {
-  if (trouble.fatal) {
+  if (trouble.final) {
     failure_ = trouble.text;
   } else if (trouble.error == RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN) {
     if (!down_since_) down_since_ = Clock::now();

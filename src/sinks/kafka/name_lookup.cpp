@@ -95,13 +95,13 @@ int NameLookup::look_up(const char *node, const char *service, addrinfo **list) 
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - std::chrono::steady_clock::now());
     if (fds[1].revents) return EAI_AGAIN;
     if (left.count() <= 0) {
-      note_failure("resolving host \"" + std::string(node) + "\" took longer than connect_timeout");
+      note({"resolving host \"" + std::string(node) + "\" took longer than connect_timeout"});
       return EAI_AGAIN;
     }
     (void)poll(fds, 2, static_cast<int>(left.count()));
   }
   if (found.empty()) {
-    note_failure(error.empty() ? "host \"" + std::string(node) + "\" has no address" : error);
+    note({error.empty() ? "host \"" + std::string(node) + "\" has no address" : error});
     return EAI_NONAME;
   }
   std::vector<sink::Address> allowed;
@@ -113,20 +113,20 @@ int NameLookup::look_up(const char *node, const char *service, addrinfo **list) 
       error = AddressFilter::refusal(sockaddr_of);
   }
   if (allowed.empty()) {
-    note_failure(error);
+    note({error, true});
     return EAI_FAIL;
   }
-  note_failure({});
+  note({});
   *list = make_list(allowed, htons(static_cast<uint16_t>(port)));
   return 0;
 }
 
-void NameLookup::note_failure(std::string text) {
+void NameLookup::note(Failure failure) {
   const std::lock_guard lock(mutex_);
-  failure_ = std::move(text);
+  failure_ = std::move(failure);
 }
 
-std::string NameLookup::failure() const {
+NameLookup::Failure NameLookup::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
 }

@@ -30,19 +30,24 @@ class NameLookup {
   // Makes all look-ups end at once, those under way and those to come.
   void stop();
 
+  struct Failure {
+    std::string text;
+    bool refused = false;  // by the filter, and so it will be next time
+  };
+
   // Why the last name led nowhere, where the filter or the look-up itself said more than the library can;
-  // else empty.
-  std::string failure() const;
+  // else without a text.
+  Failure failure() const;
 
  private:
   int look_up(const char *node, const char *service, addrinfo **list);
-  void note_failure(std::string text);
+  void note(Failure failure);
 
   const AddressFilter &addresses_;
   const std::chrono::milliseconds timeout_;
   const int stop_fd_;
   mutable std::mutex mutex_;
-  std::string failure_;
+  Failure failure_;
 };
 
 }  // namespace retrysafe::kafka

@@ -106,12 +106,14 @@ rd_kafka_resp_err_t Producer::send(const std::string &topic, Message *message, v
 Producer::Trouble Producer::trouble(rd_kafka_event_t *event) const {
   Trouble result{rd_kafka_event_error(event), rd_kafka_event_error_is_fatal(event) != 0, {}};
   const char *text = rd_kafka_event_error_string(event);
-  if (result.fatal) {
+  if (result.final) {
     char reason[kErrorBytes] = "";
     result.error = rd_kafka_fatal_error(producer_.get(), reason, sizeof reason);
     result.text = reason;
   } else if (result.error == RD_KAFKA_RESP_ERR__RESOLVE) {
-    result.text = lookup_.failure();
+    const NameLookup::Failure failure = lookup_.failure();
+    result.text = failure.text;
+    result.final = failure.refused;
   }
   if (result.text.empty()) result.text = stable_text(text ? text : rd_kafka_err2str(result.error));
   if (result.error == RD_KAFKA_RESP_ERR__AUTHENTICATION && rd_kafka_version() < kScramRepaired &&

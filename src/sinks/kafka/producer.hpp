@@ -31,7 +31,7 @@ class Producer {
 
   struct Trouble {
     rd_kafka_resp_err_t error;
-    bool fatal;  // this producer sends nothing any more
+    bool final;  // this producer sends nothing any more, or never will to one of the brokers
     std::string text;
   };
 

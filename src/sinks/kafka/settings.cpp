@@ -104,23 +104,23 @@ Settings::Settings(const sink::Options &options)
   // A topic that was just made is not known to every broker at once.
   set_number("topic.metadata.propagation.max.ms", 2000);
 
-  const bool login = options.has("username") || options.has("password");
-  if (!tls && (options.has("ca_file") || options.has("certificate_file") || options.has("key_file")))
+  const bool login = options.has("user") || options.has("password");
+  if (!tls && (options.has("ca_file") || options.has("cert_file") || options.has("key_file")))
     throw std::invalid_argument("certificates need option \"tls\"");
-  if (options.has("certificate_file") != options.has("key_file"))
-    throw std::invalid_argument("options \"certificate_file\" and \"key_file\" go together");
+  if (options.has("cert_file") != options.has("key_file"))
+    throw std::invalid_argument("options \"cert_file\" and \"key_file\" go together");
   set("security.protocol", std::string(login ? "sasl_" : "") + (tls ? "ssl" : "plaintext"));
   if (tls) {
     if (options.has("ca_file")) set("ssl.ca.location", std::string(options.text("ca_file")));
-    if (options.has("certificate_file")) {
-      set("ssl.certificate.location", std::string(options.text("certificate_file")));
+    if (options.has("cert_file")) {
+      set("ssl.certificate.location", std::string(options.text("cert_file")));
       set("ssl.key.location", std::string(options.text("key_file")));
       if (options.has("key_password")) set("ssl.key.password", std::string(options.text("key_password")));
     }
   }
   if (login) {
     set("sasl.mechanism", upper(options.required("sasl_mechanism")));
-    set("sasl.username", std::string(options.required("username")));
+    set("sasl.username", std::string(options.required("user")));
     set("sasl.password", std::string(options.required("password")));
   }
 }

@@ -166,7 +166,7 @@ void NatsSink::publish(uint64_t number, const Message &message) {
     headers.push_back({std::move(name), {}});
     CloudEvent::append_header_value(value, &headers.back().value);
   };
-  headers.push_back({"Nats-Msg-Id", std::string(sink::view(event.id))});
+  headers.push_back({"Nats-Msg-Id", target_->id_prefix + std::string(sink::view(event.id))});
   if (!target_->stream.empty()) headers.push_back({"Nats-Expected-Stream", target_->stream});
   std::string_view body(event.payload.data ? event.payload.data : "", event.payload.size);
   if (target_->structured) {

@@ -34,6 +34,7 @@ Target::Target(const sink::Options &options)
       servers(parse_servers(options.required("servers"))),
       subject(options.required("subject"), kinds::event_subject_problem),
       stream(options.text("stream")),
+      id_prefix(options.text("id_prefix")),
       source(options.text("source")),
       structured(options.text("mode") == "structured"),
       user(options.text("user")),

@@ -21,7 +21,7 @@ struct Target {
   std::string destination;
   std::vector<Server> servers;
   RouteTemplate subject;
-  std::string stream, source;
+  std::string stream, id_prefix, source;
   bool structured;
   std::string user, password, token, nkey, nkey_seed;
   std::optional<Credentials> credentials;

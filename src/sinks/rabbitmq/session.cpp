@@ -88,12 +88,8 @@ Target::Target(const sink::Options &options)
                       std::string(options.destination())),
       connect_timeout(options.number("connect_timeout", 5000)),
       heartbeat(options.number("heartbeat", 30'000)),
-      filter(options.allowed_addresses()) {
-  if (options.flag("tls", false))
-    tls.emplace(std::string(options.text("ca_file")));
-  else if (options.has("ca_file"))
-    throw std::invalid_argument("option \"ca_file\" needs option \"tls\"");
-}
+      filter(options.allowed_addresses()),
+      tls(sink::TlsContext::of(options)) {}
 
 Session::Session(const sink::Options &options, Listener &listener)
     : target_(options),

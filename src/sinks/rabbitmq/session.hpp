@@ -29,7 +29,7 @@ struct Target {
   std::string vhost, user, password, connection_name;
   std::chrono::milliseconds connect_timeout, heartbeat;
   AddressFilter filter;
-  std::optional<TlsContext> tls;
+  std::optional<sink::TlsContext> tls;
 };
 
 // The broker gave up a channel, or the whole connection, and says why.

@@ -48,21 +48,6 @@ void require(bool good) {
 
 }  // namespace
 
-TlsContext::TlsContext(const std::string &ca_file)
-    : context_(SSL_CTX_new(TLS_client_method()), SSL_CTX_free) {
-  SSL_CTX *context = context_.get();
-  require(context);
-  ERR_clear_error();
-  SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
-  SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
-  SSL_CTX_set_mode(context, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
-  const bool loaded = ca_file.empty() ? SSL_CTX_set_default_verify_paths(context) == 1
-                                      : SSL_CTX_load_verify_locations(context, ca_file.c_str(), nullptr) == 1;
-  if (!loaded)
-    throw std::invalid_argument(ca_file.empty() ? "the system's certificate authorities cannot be loaded"
-                                                : "option \"ca_file\": no certificates can be read from it");
-}
-
 void Transport::connect(const sink::Address &address, int port) {
   close();
   error_.clear();
@@ -102,6 +87,7 @@ Transport::State Transport::advance() {
       state_ = State::kShakingHands;
       ssl_.reset(SSL_new(tls_->get()));
       require(ssl_ != nullptr && SSL_set_fd(ssl_.get(), socket_) == 1);
+      SSL_set_mode(ssl_.get(), SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
       if (is_address(host_)) {
         require(X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(ssl_.get()), host_.c_str()) == 1);
       } else {

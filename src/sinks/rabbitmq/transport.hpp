@@ -9,26 +9,16 @@
 #include <string_view>
 
 #include "sinks/resolver.hpp"
+#include "sinks/tls_context.hpp"
 
 namespace retrysafe::rabbitmq {
-
-// What TLS connections are made with. Certificates and host names are always verified.
-class TlsContext {
- public:
-  // `ca_file`: the authorities to trust, empty for the system's. Throws std::invalid_argument.
-  explicit TlsContext(const std::string &ca_file);
-  SSL_CTX *get() const { return context_.get(); }
-
- private:
-  std::unique_ptr<SSL_CTX, void (*)(SSL_CTX *)> context_;
-};
 
 class Transport {
  public:
   enum class State { kClosed, kConnecting, kShakingHands, kOpen };
 
   // `tls`: null for plain TCP. Watches its socket with the epoll descriptor.
-  Transport(const TlsContext *tls, int epoll) : tls_(tls), epoll_(epoll), ssl_(nullptr, SSL_free) {}
+  Transport(const sink::TlsContext *tls, int epoll) : tls_(tls), epoll_(epoll), ssl_(nullptr, SSL_free) {}
   ~Transport() { close(); }
   Transport(const Transport &) = delete;
   Transport &operator=(const Transport &) = delete;
@@ -53,7 +43,7 @@ class Transport {
   size_t tls_result(int result, const char *doing);
   void watch(uint32_t events);
 
-  const TlsContext *tls_;
+  const sink::TlsContext *tls_;
   int epoll_;
   int socket_ = -1;
   uint32_t watched_ = 0;

@@ -150,8 +150,8 @@ void Session::greet() {
     append_command(words, &commands_);
     ++greetings_;
   };
-  if (!target_.username.empty())
-    say({"AUTH", target_.username, target_.password});
+  if (!target_.user.empty())
+    say({"AUTH", target_.user, target_.password});
   else if (!target_.password.empty())
     say({"AUTH", target_.password});
   if (target_.database != 0) say({"SELECT", std::to_string(target_.database)});

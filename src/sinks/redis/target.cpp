@@ -7,7 +7,7 @@ namespace retrysafe::redis {
 Target::Target(const sink::Options &options)
     : host(options.required("host")),
       port(static_cast<uint16_t>(options.number("port", 6379))),
-      username(options.text("username")),
+      user(options.text("user")),
       password(options.text("password")),
       database(options.number("database", 0)),
       stream(options.required("stream")),
@@ -17,19 +17,11 @@ Target::Target(const sink::Options &options)
       timeout(options.number("timeout", 30'000)),
       connect_timeout(options.number("connect_timeout", 5'000)),
       source(options.text("source")),
-      addresses(options.allowed_addresses()) {
+      addresses(options.allowed_addresses()),
+      tls(sink::TlsContext::of(options)) {
   if (host.starts_with('/')) throw std::invalid_argument("option \"host\" must be a name or an address");
-  if (!username.empty() && password.empty())
-    throw std::invalid_argument("option \"username\" needs option \"password\"");
-  if (options.flag("tls", false)) {
-    tls.emplace(std::string(options.text("ca_file")), std::string(options.text("cert_file")),
-                std::string(options.text("key_file")));
-  } else {
-    // Whoever names certificates wants TLS, and must not get a connection without it.
-    for (const char *name : {"ca_file", "cert_file", "key_file"})
-      if (options.has(name))
-        throw std::invalid_argument("option \"" + std::string(name) + "\" needs option \"tls\"");
-  }
+  if (!user.empty() && password.empty())
+    throw std::invalid_argument("option \"user\" needs option \"password\"");
 }
 
 }  // namespace retrysafe::redis

@@ -11,7 +11,7 @@
 #include "core/address_filter.hpp"
 #include "core/route_template.hpp"
 #include "sink/kit.hpp"
-#include "sinks/redis/tls.hpp"
+#include "sinks/tls_context.hpp"
 
 namespace retrysafe::redis {
 
@@ -21,7 +21,7 @@ struct Target {
 
   std::string host;
   uint16_t port;
-  std::string username, password;
+  std::string user, password;
   long database;
   RouteTemplate stream;
   long max_length;  // 0: streams are not trimmed
@@ -30,7 +30,7 @@ struct Target {
   std::chrono::milliseconds timeout, connect_timeout;
   std::string source;  // empty: the event's own
   AddressFilter addresses;
-  std::optional<TlsContext> tls;
+  std::optional<sink::TlsContext> tls;
 };
 
 }  // namespace retrysafe::redis

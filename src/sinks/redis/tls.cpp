@@ -4,7 +4,6 @@
 #include <openssl/x509v3.h>
 
 #include <new>
-#include <stdexcept>
 
 namespace retrysafe::redis {
 
@@ -18,33 +17,7 @@ std::string last_error() {
 
 }  // namespace
 
-TlsContext::TlsContext(const std::string &ca_file, const std::string &cert_file, const std::string &key_file)
-    : context_(SSL_CTX_new(TLS_client_method()), SSL_CTX_free) {
-  if (!context_) throw std::bad_alloc();
-  ERR_clear_error();
-  SSL_CTX *const context = context_.get();
-  SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
-  SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION);  // so that writing never waits for reading
-  SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
-  // Else a password of the key would be asked for on a terminal.
-  SSL_CTX_set_default_passwd_cb(context, [](char *, int, int, void *) { return 0; });
-  const auto require = [](bool good, const char *option) {
-    if (!good)
-      throw std::invalid_argument("the file of option \"" + std::string(option) +
-                                  "\" cannot be used: " + last_error());
-  };
-  if (ca_file.empty())
-    SSL_CTX_set_default_verify_paths(context);
-  else
-    require(SSL_CTX_load_verify_locations(context, ca_file.c_str(), nullptr) == 1, "ca_file");
-  if (cert_file.empty() != key_file.empty())
-    throw std::invalid_argument("options \"cert_file\" and \"key_file\" need each other");
-  if (cert_file.empty()) return;
-  require(SSL_CTX_use_certificate_chain_file(context, cert_file.c_str()) == 1, "cert_file");
-  require(SSL_CTX_use_PrivateKey_file(context, key_file.c_str(), SSL_FILETYPE_PEM) == 1, "key_file");
-}
-
-Tls::Tls(const TlsContext &context, const std::string &host) : ssl_(SSL_new(context.get()), SSL_free) {
+Tls::Tls(const sink::TlsContext &context, const std::string &host) : ssl_(SSL_new(context.get()), SSL_free) {
   BIO *const in = BIO_new(BIO_s_mem());
   BIO *const out = BIO_new(BIO_s_mem());
   if (!ssl_ || !in || !out) {

@@ -8,25 +8,14 @@
 
 #include <openssl/ssl.h>
 
+#include "sinks/tls_context.hpp"
+
 namespace retrysafe::redis {
-
-// What all connections of a destination share.
-class TlsContext {
- public:
-  // Throws std::invalid_argument for files that cannot be used. Empty: the system's authorities, no
-  // certificate of our own.
-  TlsContext(const std::string &ca_file, const std::string &cert_file, const std::string &key_file);
-
-  SSL_CTX *get() const { return context_.get(); }
-
- private:
-  std::unique_ptr<SSL_CTX, void (*)(SSL_CTX *)> context_;
-};
 
 class Tls {
  public:
   // `host` is what the certificate has to be good for: a name or an address.
-  Tls(const TlsContext &context, const std::string &host);
+  Tls(const sink::TlsContext &context, const std::string &host);
 
   // Bytes that came from the network.
   void feed(std::string_view bytes);

@@ -232,7 +232,7 @@ class Kafka(Broker):
         return {"brokers": self.brokers, "topic": TOPIC, "connect_timeout": "500ms", "max_message_bytes": 10_000_000}
 
     def wrong_credentials(self):
-        return self.options() | {"brokers": f"127.0.0.1:{self.login_port}", "username": USER,
+        return self.options() | {"brokers": f"127.0.0.1:{self.login_port}", "user": USER,
                                  "password": "hunter2", "sasl_mechanism": "plain"}
 
     def wrong_host(self):
