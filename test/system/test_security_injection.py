@@ -211,7 +211,7 @@ def test_redis(db, stream):
     capture.commands, capture.strange = [], []
     try:
         db.sql("SELECT outbox_create_destination('d', 'redis', %s, max_attempts => 1)", json.dumps(
-            {"host": "127.0.0.1", "port": capture.port, "stream": stream, "username": "u *1", "password": "p $8 FLUSHALL", "database": 3}))
+            {"host": "127.0.0.1", "port": capture.port, "stream": stream, "user": "u *1", "password": "p $8 FLUSHALL", "database": 3}))
         settled(db, emit_evil(db))
         assert capture.strange == []
         assert {words[0] for words in capture.commands} == {b"AUTH", b"SELECT", b"XADD"}
