@@ -5,7 +5,8 @@ import random
 import psycopg2.extras
 import pytest
 
-from conftest import run
+from conftest import eventually, run
+from receiver import Receiver
 
 CHARACTERS = {"UTF8": "éß中日€😀\u0085\u2028\ufffd", "LATIN1": "éßÿ\u0085\u00a0", "EUC_JP": "中日あア", "SQL_ASCII": "éß中😀"}
 NUMBERS = ["0", "-0", "0.0", "1.50", "1e3", "1E-7", "-12.340e2", "9007199254740993", "0.1", "1e1000", "-1e-1000", "1e-16383",
@@ -57,3 +58,22 @@ def test_json_text_is_that_of_the_server(db, encoding, db_options):
          WHERE retrysafe.idem_hash(document) IS DISTINCT FROM sha256(convert_to(document::text, %s))""", to)
     assert wrong == []
     assert run(connection, "SELECT count(*) FROM documents") == [(len(given),)]
+
+
+@pytest.mark.parametrize("encoding, db_options", [
+    (encoding, f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0") for encoding in CHARACTERS], ids=CHARACTERS)
+def test_events_leave_in_utf8(db, encoding, db_options):
+    """A worker sends the same bytes, whatever the database keeps them in."""
+    text = CHARACTERS[encoding].replace("\u0085", "")
+    connection = db.connect()
+    connection.set_client_encoding("UTF8")
+    with Receiver() as receiver:
+        run(connection, "SELECT retrysafe.outbox_create_destination('hook', 'http', %s)",
+            json.dumps({"url": receiver.url, "mode": "structured"}))
+        run(connection, "SELECT retrysafe.outbox_emit(NULL, %s, 't', %s, %s, scope => %s)", text, json.dumps({text: text},
+            ensure_ascii=False), text, text)
+        (request,) = eventually(lambda: receiver.requests)
+    event = json.loads(request.body.decode("utf-8"))
+    assert (event["data"], event["eventkey"], event["partitionkey"]) == ({text: text}, text, text)
+    ((event_id,),) = run(connection, "SELECT event_id::text FROM retrysafe.outbox_events")
+    assert event["id"] == event_id
