@@ -14,11 +14,12 @@ ALLOWED = {  # folder of the file -> folders and files that it may include, besi
     "idempotency": ["core", "pg", "storage", "settings.hpp"],
     # An emit needs the key to be owned, and tells the workers at commit: these two headers and no others.
     "outbox": ["core", "pg", "storage", "settings.hpp", "idempotency/claims.hpp", "runtime/wakeup.hpp"],
+    "access": ["core", "pg"],
     "sink": ["core"],
     "runtime": ["core", "pg", "storage", "settings.hpp", "idempotency", "outbox", "sink"],
     "module.cpp": ["core", "pg", "settings.hpp", "idempotency", "outbox", "sink", "runtime"],
     "relay": ["core", "sink"],
-    "sinks": ["core", "sink/abi.h", "sink/kit.hpp", "sinks/resolver.hpp", "sinks/tls_context.hpp"],
+    "sinks": ["core", "sink/abi.h", "sink/kit.hpp", "sinks/resolver.hpp", "sinks/flood_guard.hpp", "sinks/tls_context.hpp"],
 }
 CLIENT_HEADERS = {  # header -> the only folder, or folders, for it
     r"curl/": "sinks/http/",

@@ -122,7 +122,7 @@ CREATE TABLE @extschema@.outbox_destinations (
 -- What is in these two decides which code workers run, as which role, and where secrets go. Being allowed to write to all
 -- tables, as members of pg_write_all_data are, must not lead there.
 CREATE FUNCTION @extschema@.outbox_only_the_owner_writes() RETURNS trigger
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
   IF NOT pg_catalog.pg_has_role(current_user, (SELECT relowner FROM pg_catalog.pg_class WHERE oid = TG_RELID), 'USAGE') THEN
