@@ -104,19 +104,5 @@ TEST(RelayEventBatch, OutcomesSayWhatWasNotDelivered) {
   EXPECT_EQ(outcomes_json(batch, std::span(outcomes).first(1), true), "");
 }
 
-TEST(RelayEventBatch, EventsOfOneIdAreNamedOnce) {
-  const EventBatch batch(rows_with_ids("\1\1"), "shop");
-  const auto outcome = [&](Status first, Status second) {
-    const std::vector<Dispatcher::Outcome> outcomes = {{first, -1, ""}, {second, -1, ""}};
-    return outcomes_json(batch, outcomes, true);
-  };
-  EXPECT_EQ(outcome(Status::kDelivered, Status::kDelivered), "");
-  EXPECT_EQ(outcome(Status::kFailedFinal, Status::kFailedFinal),
-            "{" + named("01") + "{\"status\":\"dead\"}}");
-  EXPECT_EQ(outcome(Status::kFailedFinal, Status::kDelivered), "{" + named("01") + "{\"status\":\"retry\"}}");
-  EXPECT_EQ(outcome(Status::kDelivered, Status::kNotTried),
-            "{" + named("01") + "{\"status\":\"not tried\"}}");
-}
-
 }  // namespace
 }  // namespace retrysafe::relay
