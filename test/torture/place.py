@@ -116,6 +116,7 @@ class Site:
             os.kill(receiver, signal.SIGSTOP)
             time.sleep(0.5)
             old.pg_ctl("stop", "-m", "immediate")
+            os.kill(receiver, signal.SIGTERM)  # what is in its socket goes with it
             os.kill(receiver, signal.SIGCONT)
         new.pg_ctl("promote")
         # Nobody would answer its commits before it has a standby.
