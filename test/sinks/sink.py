@@ -15,7 +15,7 @@ _descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(int(os.environ.g
 # A sanitizer has to be in the process before the library; but not in brokers and compilers that it starts.
 SANITIZER = os.environ.get("RETRYSAFE_PRELOAD")
 if SANITIZER:
-    if SANITIZER.split(":")[0] not in pathlib.Path("/proc/self/maps").read_text():
+    if "pytest" not in sys.modules and SANITIZER.split(":")[0] not in pathlib.Path("/proc/self/maps").read_text():
         preload = ":".join([SANITIZER, *filter(None, [os.environ.get("LD_PRELOAD")])])
         os.execve(sys.executable, sys.orig_argv, os.environ | {"LD_PRELOAD": preload})
     os.environ.pop("LD_PRELOAD", None)
