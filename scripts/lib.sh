@@ -28,7 +28,7 @@ project_files() {
 copy_project() {
   mkdir -p "$1"
   project_files | tar -C "$top" -c -T - | tar -C "$1" -x
-  comm -13 <(project_files | sort) <(cd "$1" && find src scripts -type f ! -name '*.[do]' ! -name '*.gc*' ! -name 'retrysafe--*.sql' | sort) |
+  comm -13 <(project_files | sort) <(cd "$1" && find src scripts test -type f ! -name '*.pyc' ! -name '*.[do]' ! -name '*.gc*' ! -name 'retrysafe--*.sql' | sort) |
     while IFS= read -r file; do rm "$1/$file"; done
 }
 
