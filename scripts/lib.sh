@@ -91,9 +91,13 @@ wrapped_server() { # FOLDER COMMAND…
   shift
   rm -rf "$folder" && mkdir -p "$folder"
   for program in "$pg_bindir"/*; do ln -s "$program" "$folder/"; done
-  # These look for the server beside themselves, where they really are.
-  for program in pg_ctl initdb pg_rewind; do cp --remove-destination -L "$pg_bindir/$program" "$folder/$program"; done
-  rm -f "$folder/postgres" "$folder/pg_config"
+  rm -f "$folder/postgres" "$folder/pg_config" "$folder/pg_ctl"
+  # A restart would start what the server wrote down of itself, which is not how it was called.
+  cat >"$folder/pg_ctl" <<SCRIPT
+#!/bin/sh
+exec "$pg_bindir/pg_ctl" -p "$folder/postgres" "\$@"
+SCRIPT
+  cp --remove-destination -L "$pg_bindir/initdb" "$folder/initdb" # looks for the server beside itself
   cat >"$folder/postgres" <<SCRIPT
 #!/bin/sh
 case \$1 in -V | --version | --boot | --single | -C | --check) exec "$pg_bindir/postgres" "\$@" ;; esac
@@ -103,6 +107,6 @@ SCRIPT
 #!/bin/sh
 if [ "\$*" = --bindir ]; then echo "$folder"; else exec "$pg_config" "\$@"; fi
 SCRIPT
-  chmod +x "$folder/postgres" "$folder/pg_config"
+  chmod +x "$folder/postgres" "$folder/pg_config" "$folder/pg_ctl"
   echo "$folder/pg_config"
 }
