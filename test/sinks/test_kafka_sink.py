@@ -304,18 +304,18 @@ def test_a_short_absence_is_not_noticed(mock):
 def test_an_absence_that_is_over_is_over(mock):
     """Events keep coming, so there is never a moment without one under way."""
     mock.delay(100)
-    with open_sink(mock, connect_timeout=1500) as sink:
+    with open_sink(mock, connect_timeout=3000) as sink:
         assert sink.send(event(0))[0].status == DELIVERED
         start, number, sent, outcomes = time.monotonic(), 1, [], []
         mock.down()
         is_up = False
-        while len(outcomes) < len(sent) or number == 1 or time.monotonic() - start < 3:
+        while len(outcomes) < len(sent) or number == 1 or time.monotonic() - start < 5:
             now = time.monotonic() - start
             assert now < 20
             if now > 0.3 and not is_up:
                 mock.up()
                 is_up = True
-            if now < 3 and len(sent) - len(outcomes) < 5:
+            if now < 5 and len(sent) - len(outcomes) < 5:
                 sent.append(event(number))
                 assert sink.submit(sent[-1])
                 number += 1
