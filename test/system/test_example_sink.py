@@ -8,6 +8,8 @@ import pytest
 from conftest import TOP, eventually, run
 from null_destination import emit
 
+pytestmark = pytest.mark.xdist_group("example_sink")  # one library, in a folder that all share
+
 OPTIONS = '[{"name": "path", "type": "string", "required": true, "max": 1000}]'
 
 

@@ -6,11 +6,13 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -177,8 +179,9 @@ Threads &threads() {
   return *all;
 }
 
-// When the process ends, the TLS library is taken down while threads still run: they had better not be in it.
-void end_all_threads() noexcept {
+// When the process ends, the TLS library would be taken down while threads still run. One that has left the
+// list may still be in it, at its own end, and crash there: so nothing is taken down.
+void end_all_threads(int exit_code, void *) noexcept {
   Threads &all = threads();
   std::unique_lock lock(all.mutex);
   for (Session::Shared *session : all.sessions) {
@@ -188,6 +191,8 @@ void end_all_threads() noexcept {
     session->thread.ring();
   }
   all.ended.wait_for(lock, kPatienceAtExit, [&] { return all.sessions.empty(); });
+  (void)std::fflush(nullptr);
+  ::_exit(exit_code);
 }
 
 // Process-wide state of the library, made once and never unmade.
@@ -199,7 +204,7 @@ void initialise_library() {
     check(natsOptions_Create(&options));
     const OptionsPointer owner(options);
     check(natsOptions_SetSecure(options, true));
-    return std::atexit(end_all_threads) == 0;
+    return ::on_exit(end_all_threads, nullptr) == 0;
   }();
   if (!once) throw std::runtime_error("could not register a function for the end of the process");
 }

@@ -45,7 +45,7 @@ void free_nothing(void *) {}
 // Null for what nobody asks for. Version 1 of the library counts parts in another type than earlier ones, and
 // reads types that a server sends only to those who want them.
 template <typename Functions>
-constexpr Functions make_functions() {
+constexpr Functions make_functions() noexcept {
   Functions make{};
   make.createString = make_text;
   make.createArray = [](const redisReadTask *, auto) -> void * { return nullptr; };
