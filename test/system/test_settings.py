@@ -119,9 +119,13 @@ class Scene:
         run(session, "COMMIT")
         eventually(lambda: run(session, "SELECT name FROM outbox_status WHERE state <> 'idle' AND name <> 'p'") == [], timeout=60)
         pulled = []
-        while rows := run(session, "SELECT batch, event_key, payload::text, headers::text, attempt FROM outbox_fetch('p', 100)"):
-            pulled += [row[1:] for row in rows]
-            run(session, "SELECT outbox_ack(%s)", rows[0][0])
+
+        def pull():
+            while rows := run(session, "SELECT batch, event_key, payload::text, headers::text, attempt FROM outbox_fetch('p', 100)"):
+                pulled.extend(row[1:] for row in rows)
+                run(session, "SELECT outbox_ack(%s)", rows[0][0])
+            return "delayed" in {row[0] for row in pulled}  # an event that is not due yet keeps nobody from being idle
+        eventually(pull)
         # What workers do for the tables goes on as well: answers expire, rings turn.
         eventually(lambda: run(session, "SELECT count(*) FROM idempotency_records WHERE key = 'short'") == [(0,)])
         eventually(lambda: run(session, """SELECT count(DISTINCT ring) FROM ring_status WHERE generation > 1
