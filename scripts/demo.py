@@ -12,8 +12,8 @@ import time
 import psycopg2
 
 TOP = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = str(TOP / "test/system"), str(TOP / "bench")
-from driver import ending  # noqa: E402
+sys.path.insert(0, str(TOP / "test/system"))
+import ending  # noqa: E402
 from receiver import Receiver  # noqa: E402
 
 CLUSTER = pathlib.Path(sys.argv[1])

@@ -9,9 +9,9 @@ import time
 import psycopg2
 
 TOP = pathlib.Path(__file__).resolve().parents[1]
-sys.path[:0] = str(TOP / "test/system"), str(TOP / "bench")
+sys.path.insert(0, str(TOP / "test/system"))
+import ending  # noqa: E402
 from brokers.broker import Broker  # noqa: E402
-from driver import ending  # noqa: E402
 
 CLUSTER, KIND = pathlib.Path(sys.argv[1]), sys.argv[2]
 PORT = int((CLUSTER / "data/postmaster.pid").read_text().splitlines()[3])

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import traceback
 
-from driver import (brokers, build, drains, ending, http, latency, memory, micro, profile, publishers, report, retention, start, wakeup,
+import ending
+from driver import (brokers, build, drains, http, latency, memory, micro, profile, publishers, report, retention, start, wakeup,
                     writes)
 from driver.goals import GOALS
 from driver.results import Result, Table, one_line

@@ -8,7 +8,8 @@ import tempfile
 
 import psycopg2
 
-from driver import build, ending
+import ending
+from driver import build
 
 # Beside the server's defaults. No checkpoint falls into a measurement (each begins with one), and WAL is written as in
 # production: fsync and full_page_writes on. Autovacuum is that of a default server.

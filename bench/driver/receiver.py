@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 
-from driver import ending
+import ending
 
 
 class Receiver:

@@ -5,13 +5,10 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
 from driver import build, http
 from driver.cluster import Cluster
 from driver.queues import wait
-
-sys.path.insert(0, str(build.TOP / "test/system"))      # a module may need what is not here: imported where it is used
 
 
 class Server:

@@ -69,8 +69,7 @@ def test_control_c_ends_quietly_and_leaves_nothing(command, line, seconds):
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
-        said = after.partition("*** FATAL CONFIG FILE ERROR")[0]  # Redis that begins when its folder is gone
-        assert not re.search("Traceback|[Ee]rror|FATAL|PANIC|initdb|make", said), after
+        assert not re.search("Traceback|[Ee]rror|FATAL|PANIC|initdb|make", after), after
         cluster = re.search(r"in (/\S+)", "".join(before))
         assert not cluster or not pathlib.Path(cluster[1]).exists()
 

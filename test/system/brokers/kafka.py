@@ -21,6 +21,7 @@ import tempfile
 import time
 import uuid
 
+import ending
 from brokers.broker import Broker, Message
 from brokers.librdkafka import configure_topic, create_topic
 from brokers.ports import free_ports
@@ -161,7 +162,8 @@ class Kafka(Broker):
     def start(self):
         if not (self.directory / "data").exists():
             self._format("server.properties")
-        self._process = self._run("server.properties")
+        with ending.deferred():
+            self._process = self._run("server.properties")
         deadline = time.monotonic() + 60
         made = False
         while True:
@@ -179,7 +181,8 @@ class Kafka(Broker):
             time.sleep(0.05)
         if self._has_replica and not self._replica:
             self._format("replica.properties")
-            self._replica = self._run("replica.properties")
+            with ending.deferred():
+                self._replica = self._run("replica.properties")
             while len(self._metadata(TOPIC)["brokers"]) < 2:
                 assert time.monotonic() < deadline, "the second node does not come up"
                 time.sleep(0.05)

@@ -14,6 +14,7 @@ import tempfile
 import time
 from urllib.parse import unquote
 
+import ending
 from brokers.broker import Broker, Message
 from brokers.ports import free_port
 
@@ -155,7 +156,7 @@ class Server:
         config = self.folder / "config"
         config.write_text(f'host: "{self.host}"\nport: {self.port}\nserver_name: test\n'
                           f"max_payload: {MAX_PAYLOAD}\n{self._settings}\n")
-        with open(self.folder / "log", "ab") as log:
+        with open(self.folder / "log", "ab") as log, ending.deferred():
             self._process = subprocess.Popen([SERVER, "-c", config], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                              preexec_fn=die_with_parent)
         deadline = time.monotonic() + 10

@@ -11,6 +11,7 @@ import time
 
 import pika
 
+import ending
 from brokers.broker import Broker, Message
 from brokers.ports import free_ports
 
@@ -74,7 +75,7 @@ class RabbitMQ(Broker):
         return subprocess.Popen(command, env=environment, cwd=directory, text=True, **options)
 
     def start(self):
-        with open(self.directory / "out", "a") as out:
+        with open(self.directory / "out", "a") as out, ending.deferred():
             self._process = self._run("bash", "-c", RUNNER, stdin=subprocess.PIPE, stdout=out, stderr=out,
                                       start_new_session=True)
         deadline = time.monotonic() + 60

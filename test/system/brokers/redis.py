@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 
+import ending
 from brokers.broker import Broker, Message
 from brokers.ports import free_port
 
@@ -30,12 +31,13 @@ class Redis(Broker):
 
     def start(self, until="PONG"):
         # setpriv: it ends with this process, whatever becomes of that.
-        self.process = subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", "redis-server", "--port", str(self.port), "--bind", "127.0.0.1",
-             "--dir", str(self.folder), "--logfile", str(self.folder / "log"), "--save", "",
-             # What was acknowledged is on disk.
-             "--appendonly", "yes", "--appendfsync", "always", "--requirepass", PASSWORD,
-             "--proto-max-bulk-len", "1mb", *map(str, self.settings)])
+        with ending.deferred():
+            self.process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "redis-server", "--port", str(self.port), "--bind", "127.0.0.1",
+                 "--dir", str(self.folder), "--logfile", str(self.folder / "log"), "--save", "",
+                 # What was acknowledged is on disk.
+                 "--appendonly", "yes", "--appendfsync", "always", "--requirepass", PASSWORD,
+                 "--proto-max-bulk-len", "1mb", *map(str, self.settings)])
         deadline = time.monotonic() + 10
         while not self.cli("PING").startswith(until):
             assert time.monotonic() < deadline and self.process.poll() is None, (self.folder / "log").read_text()

@@ -1,4 +1,4 @@
-"""A signal ends the benchmarks as an exception does: whoever started a server or a program, or made a folder, takes it
+"""A signal ends the demos and benchmarks as an exception does: whoever started a server or a program, or made a folder, takes it
 away again on its way out."""
 import contextlib
 import signal
@@ -45,7 +45,7 @@ def ignored():
 
 @contextlib.contextmanager
 def deferred():
-    """For what must not be left half done."""
+    """For what must not be left half done, such as a process that is started and not known yet to who will end it."""
     _State.deferring += 1
     try:
         yield
