@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
+import preload
 from brokers.nats import MAX_PAYLOAD, Nats, Server, free_port, jetstream, stored
 from brokers.nats_keys import Operator
 from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event
@@ -548,21 +549,43 @@ def duration_of(action):
     return time.monotonic() - started
 
 
+def program(port, certificates, end):
+    """Of a process that has delivered an event over TLS."""
+    return f"""
+import ctypes, pathlib, sys
+sys.path[:0] = {sys.path!r}
+import test_nats_sink
+from sink import event
+sink = test_nats_sink.tls_sink(test_nats_sink.Port({port}), pathlib.Path({str(certificates)!r}))
+assert sink.send(event(0))[0].status == 0
+{end}"""
+
+
 def test_the_end_of_a_process(tls_server, certificates):
     """It may come while connections are at work: nothing may crash, which in a server would end all sessions."""
-    program = f"""
-import sys
-sys.path[:0] = {sys.path!r}
-import pathlib, test_nats_sink
-from sink import event
-sink = test_nats_sink.tls_sink(test_nats_sink.Port({tls_server.port}), pathlib.Path({str(certificates)!r}))
-assert sink.send(event(0))[0].status == 0
+    end = """
 events = [event(n, payload="x" * 50_000) for n in range(200)]
 assert all(sink.submit(e) for e in events)
 sink.module.flush(sink.handle)
 """
     for _ in range(5):
-        subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+        subprocess.run([sys.executable, "-c", program(tls_server.port, certificates, end)], check=True, timeout=30)
+
+
+@pytest.mark.skipif("RETRYSAFE_COVERAGE" in os.environ, reason="built to count lines, which is done where others do nothing more")
+def test_the_end_of_a_process_beside_the_end_of_a_thread(tls_server, certificates, tmp_path):
+    """Of one that no session knows any more, while it is still in the TLS library. The rest is as at any end."""
+    library = preload.build("held_at_its_end", tmp_path)
+    end = f"""
+sink.close()
+ctypes.CDLL({str(library)!r}).wait_until_held()
+libc = ctypes.CDLL(None)
+libc.puts(b"in a buffer")
+libc.exit(3)
+"""
+    done = subprocess.run([sys.executable, "-c", program(tls_server.port, certificates, end)], timeout=30,
+                          env=os.environ | {"LD_PRELOAD": str(library), "PYTHONUNBUFFERED": ""}, stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (3, b"in a buffer\n")
 
 
 class Port:

@@ -3,10 +3,10 @@ import contextlib
 import os
 import pathlib
 import shutil
-import subprocess
 import tempfile
 from unittest import mock
 
+import preload
 from conftest import cluster
 
 
@@ -25,9 +25,7 @@ class Names:
 def cluster_with_names(*settings):
     folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-names-", dir="/tmp"))
     folder.chmod(0o755)
-    library = folder / "names.so"
-    subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", library,
-                    pathlib.Path(__file__).with_name("preload") / "names.c", "-ldl"], check=True)
+    library = preload.build("names", folder)
     try:
         with contextlib.ExitStack() as stack:
             with mock.patch.dict(os.environ, LD_PRELOAD=str(library), RETRYSAFE_TEST_NAMES=str(folder)):
