@@ -237,8 +237,8 @@ constinit pg::Statement delete_destination{
     "DELETE FROM @.outbox_destinations WHERE name = $1 RETURNING destination", {TEXTOID}};
 
 constinit pg::Statement set_paused{
-    "UPDATE @.outbox_destinations SET paused = $2 WHERE name = $1 AND paused IS DISTINCT FROM $2 RETURNING 1",
-    {TEXTOID, BOOLOID}};
+    "UPDATE @.outbox_destinations SET paused = $2 WHERE name = $1 AND (paused IS DISTINCT FROM $2 OR $3)",
+    {TEXTOID, BOOLOID, BOOLOID}};
 
 // Somebody has done something about it: it is worth a try at once.
 constinit pg::Statement end_rest{
@@ -484,8 +484,9 @@ static void pause(const char *name, bool paused) {
   const int32 destination = locked_destination(name);
   if (load_destination(destination)->lost) raise_lost(name);
   pg::spi([&] {
-    set_paused.run({pg::value(name), pg::value(paused)});
-    if (!paused) end_rest.run({pg::value(destination)});
+    // Whoever rests sees by the row of the destination that it need not: it is written then in any case.
+    const bool rested = !paused && end_rest.run({pg::value(destination)}) > 0;
+    set_paused.run({pg::value(name), pg::value(paused), pg::value(rested)});
   });
   announce_at_commit();
 }

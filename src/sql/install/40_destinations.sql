@@ -39,7 +39,7 @@ CREATE FUNCTION @extschema@.outbox_resume(name text)
 RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'retrysafe_outbox_resume';
 COMMENT ON FUNCTION @extschema@.outbox_resume(text)
-IS 'publishes to a paused destination again';
+IS 'publishes to a paused destination again, and ends a back-off';
 
 CREATE FUNCTION @extschema@.outbox_register_kind(kind text, library text, options jsonb)
 RETURNS void LANGUAGE c VOLATILE PARALLEL UNSAFE
