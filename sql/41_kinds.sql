@@ -63,6 +63,10 @@ SELECT public.t41(format('SELECT outbox_create_destination(''long'', ''rabbitmq'
                          jsonb_build_object('host', 'h', 'user', 'u', 'password', 'p', o, repeat('x', 256))))
   FROM unnest('{exchange,routing_key}'::text[]) AS o;
 SELECT public.t41($$SELECT outbox_alter_destination('t41', '{"topic": "no/topic"}')$$);
+-- Options that mean nothing without others.
+SELECT public.t41($$SELECT outbox_alter_destination('t41', '{"user": "u"}')$$);
+SELECT public.t41($$SELECT outbox_alter_destination('t41', '{"user": "u", "password": "p", "sasl_mechanism": "plain"}')$$);
+SELECT public.t41($$SELECT outbox_alter_destination('t41', '{"password": null}')$$);
 SELECT outbox_drop_destination('t41');
 SELECT outbox_unregister_kind('queue41'), outbox_unregister_kind('queue41'), outbox_unregister_kind('http');
 DROP FUNCTION public.t41;

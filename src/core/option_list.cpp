@@ -184,6 +184,25 @@ bool is_good(const OptionDescription &option, OptionSource source, const GivenOp
   return within(option, text.size());
 }
 
+bool is_given(OptionList list, std::span<const GivenOption> given, std::string_view name) {
+  return std::any_of(given.begin(), given.end(), [&](const GivenOption &g) {
+    if (g.kind == JsonKind::kNull) return false;
+    const OptionDescription *option = find_option(list, g.name).description;
+    return option && option->name == name;
+  });
+}
+
+// An option that the given ones need and that is not among them; empty: there is none.
+std::string_view missing_companion(OptionList list, std::span<const GivenOption> given,
+                                   const OptionDescription &option) {
+  for (std::string_view rest = option.needs; !rest.empty();) {
+    const std::string_view name = rest.substr(0, rest.find('|'));
+    if (!is_given(list, given, name)) return name;
+    rest.remove_prefix(std::min(name.size() + 1, rest.size()));
+  }
+  return {};
+}
+
 // By the rule of the option's broker; null: nothing is wrong.
 const char *name_problem(const OptionName &name, std::string_view text) {
   const OptionDescription &option = *name.description;
@@ -244,8 +263,8 @@ bool check_options(OptionList list, std::span<const GivenOption> given, OptionPr
       return refuse(problem, expectation(name), "invalid value of option \"%.*s\"",
                     static_cast<int>(option.name.size()), option.name.data());
     if (const char *why = name_problem(name, option.text))
-      return refuse(problem, "The far side takes no such name.", "option \"%.*s\" %s",
-                    static_cast<int>(option.name.size()), option.name.data(), why);
+      return refuse(problem, std::string("It ") + why + ".", "invalid value of option \"%.*s\"",
+                    static_cast<int>(option.name.size()), option.name.data());
   }
   for (const OptionDescription &option : list) {
     const auto forms = std::count_if(given.begin(), given.end(), [&](const GivenOption &g) {
@@ -257,6 +276,12 @@ bool check_options(OptionList list, std::span<const GivenOption> given, OptionPr
                     "option \"%.*s\" is given more than once", length, option.name.data());
     if (forms == 0 && option.required)
       return refuse(problem, known_names(list), "option \"%.*s\" is missing", length, option.name.data());
+    const std::string_view companion =
+        forms > 0 ? missing_companion(list, given, option) : std::string_view();
+    if (!companion.empty())
+      return refuse(problem, "Give that one too, or leave this one out.",
+                    "option \"%.*s\" needs option \"%.*s\"", length, option.name.data(),
+                    static_cast<int>(companion.size()), companion.data());
   }
   return true;
 }

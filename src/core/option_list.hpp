@@ -39,6 +39,7 @@ struct OptionDescription {
   OptionType type = OptionType::kString;
   std::string_view description;
   bool required = false;
+  std::string_view needs{};          // options without which this one means nothing, separated by '|'
   std::string_view default_value{};  // in the form that sinks get; no data: none
   int64_t min = 0;                   // integer: the value; duration: milliseconds; else length in bytes
   int64_t max = std::numeric_limits<int64_t>::max();

@@ -87,10 +87,10 @@ Options options_of_section(const DestinationSection &section, OptionList list, b
   }
   for (const auto &[name, members] : objects) given.push_back({name, JsonKind::kObject, {}, members});
 
-  // What is required may be in the database.
+  // What is required, or needed by another option, may be in the database.
   std::vector<OptionDescription> checked(list.begin(), list.end());
   for (OptionDescription &option : checked)
-    if (!complete) option.required = false, option.default_value = {};
+    if (!complete) option.required = false, option.needs = {}, option.default_value = {};
   OptionProblem problem;
   if (!check_options(checked, given, &problem))
     throw ConfigurationError("destination \"" + section.name + "\": " + problem.message +

@@ -33,7 +33,7 @@ def test_a_topic_made_from_the_event(db, broker):
     for number, event_type in enumerate(("paid", "größer", "paid", "no / such")):
         emit(db, f"event-{number}", "{}", f"k{number}", event_type)
     await_delivery(db, "d", 2)
-    assert db.sql("SELECT event_key, reason, attempts FROM outbox_dead_letters ORDER BY event_key") == [
+    assert db.sql("SELECT event_key, split_part(reason, ':', 1), attempts FROM outbox_dead_letters ORDER BY event_key") == [
         ("event-1", '"shop.größer" is not a name of a topic', 1), ("event-3", '"shop.no / such" is not a name of a topic', 1)]
     ids = {event_id for event_id, in db.sql("SELECT event_id::text FROM outbox_events WHERE event_type = 'paid'")}
     assert {m.headers["event-id"] for m in broker.messages("shop.paid")} == ids

@@ -132,9 +132,9 @@ TEST(OptionList, NamesThatABrokerNeverTakes) {
   const GivenOption brokers = text("brokers", "h"), servers = text("servers", "h");
   EXPECT_EQ(fixed("kafka", brokers, text("topic", "orders")), "");
   EXPECT_EQ(fixed("kafka", brokers, text("topic", "my {type}")), "") << "depends on the event";
-  EXPECT_NE(
-      fixed("kafka", brokers, text("topic", "my topic")).find("option \"topic\" is not a name of a topic"),
-      std::string::npos);
+  const std::string problem = fixed("kafka", brokers, text("topic", "my topic"));
+  EXPECT_NE(problem.find("invalid value of option \"topic\""), std::string::npos) << problem;
+  EXPECT_NE(problem.find("letters, digits"), std::string::npos) << "tells what would be good: " << problem;
   EXPECT_NE(fixed("kafka", brokers, text("topic", "a{{b}}")), "");
   EXPECT_NE(fixed("nats", servers, text("subject", "$JS.API.INFO")).find("is reserved"), std::string::npos);
   for (const GivenOption &bad : {text("stream", "a.b"), text("inbox_prefix", "a..b")})
@@ -146,6 +146,28 @@ TEST(OptionList, NamesThatABrokerNeverTakes) {
               "")
         << option;
   EXPECT_EQ(fixed("redis", text("host", "h"), text("stream", "any *{{}}")), "");
+}
+
+TEST(OptionList, SomeNeedOthers) {
+  const std::vector<GivenOption> kafka = {text("brokers", "h"), text("topic", "t")};
+  const auto with = [](std::vector<GivenOption> options, std::initializer_list<GivenOption> more) {
+    options.insert(options.end(), more);
+    return options;
+  };
+  const GivenOption user = text("user", "u"), mechanism = text("sasl_mechanism", "plain");
+  EXPECT_EQ(problem_of("kafka", with(kafka, {user, text("password", "p"), mechanism})), "");
+  EXPECT_EQ(problem_of("kafka", with(kafka, {user, text("password_env", "RETRYSAFE_P"), mechanism})), "");
+  EXPECT_NE(problem_of("kafka", with(kafka, {user, mechanism})).find("\"user\" needs option \"password\""),
+            std::string::npos);
+  EXPECT_NE(problem_of("kafka", with(kafka, {user, {"password", JsonKind::kNull, ""}, mechanism})), "");
+  EXPECT_NE(problem_of("kafka", with(kafka, {user, text("password", "p")})), "");
+  EXPECT_NE(problem_of("kafka", with(kafka, {mechanism})), "");
+  EXPECT_NE(http_problem(text("cert_file", "a.pem")).find("\"cert_file\" needs option \"key_file\""),
+            std::string::npos);
+  EXPECT_NE(http_problem(text("key_file", "a.key")), "");
+  const std::vector<GivenOption> redis = {text("host", "h"), text("stream", "s")};
+  EXPECT_EQ(problem_of("redis", with(redis, {text("password", "p")})), "");
+  EXPECT_NE(problem_of("redis", with(redis, {user})), "");
 }
 
 TEST(OptionList, HeadersAreStringsWithGoodNames) {

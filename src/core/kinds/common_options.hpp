@@ -21,6 +21,11 @@ constexpr OptionDescription required(OptionDescription option) {
   return option;
 }
 
+constexpr OptionDescription needing(OptionDescription option, std::string_view others) {
+  option.needs = others;
+  return option;
+}
+
 inline constexpr OptionDescription kMode{.name = "mode",
                                          .type = OptionType::kEnum,
                                          .description =
@@ -39,6 +44,7 @@ inline constexpr OptionDescription kSource{
 inline constexpr OptionDescription kUser{.name = "user",
                                          .type = OptionType::kString,
                                          .description = "User to log in as; with password.",
+                                         .needs = "password",
                                          .min = 1,
                                          .max = 255};
 
@@ -65,6 +71,7 @@ inline constexpr OptionDescription kCertFile{
     .name = "cert_file",
     .type = OptionType::kFile,
     .description = "Certificate to show to the far side (PEM); with key_file.",
+    .needs = "key_file",
     .min = 1,
     .max = 1024};
 
@@ -72,12 +79,14 @@ inline constexpr OptionDescription kKeyFile{
     .name = "key_file",
     .type = OptionType::kFile,
     .description = "Private key of that certificate (PEM), not encrypted.",
+    .needs = "cert_file",
     .min = 1,
     .max = 1024};
 
 inline constexpr OptionDescription kKeyPassword{.name = "key_password",
                                                 .type = OptionType::kSecret,
                                                 .description = "Password of key_file.",
+                                                .needs = "key_file",
                                                 .min = 1,
                                                 .max = 1024};
 

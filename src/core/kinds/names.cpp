@@ -24,7 +24,8 @@ bool is_topic_character(char c) {
 const char *topic_problem(std::string_view name) {
   const bool legal = !name.empty() && name.size() <= kMaxTopic && name != "." && name != ".." &&
                      std::all_of(name.begin(), name.end(), is_topic_character);
-  return legal ? nullptr : "is not a name of a topic";
+  return legal ? nullptr
+               : "is not a name of a topic: 1 to 249 letters, digits, dots, underscores and hyphens";
 }
 
 const char *subject_problem(std::string_view subject) {
@@ -46,7 +47,7 @@ const char *event_subject_problem(std::string_view subject) {
 const char *stream_problem(std::string_view name) {
   const bool legal = !name.empty() && name.find_first_of(".*>/\\") == std::string_view::npos &&
                      std::none_of(name.begin(), name.end(), is_blank_or_control);
-  return legal ? nullptr : "is not a name of a stream";
+  return legal ? nullptr : "is not a name of a stream, which has no blanks, dots, slashes and wildcards";
 }
 
 const char *message_id_problem(std::string_view text) {

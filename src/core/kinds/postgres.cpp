@@ -52,6 +52,7 @@ constexpr OptionDescription options[] = {
      .description = "Function(consumer text, event_id text) returning boolean of the far side, in place of "
                     "the table: true the "
                     "first time.",
+     .needs = "function",
      .min = 1,
      .max = 255},
     {.name = "application_name",
