@@ -97,7 +97,7 @@ def show(broker):
     broker.start()
     promise(eventually(all_sent), f"what waited has arrived: {status()['delivered']} events acknowledged")
 
-    title("4. What another client reads from the broker:")
+    title(f"4. What {broker.reader} reads from the broker:")
     messages = broker.read()
     for message in messages[:3] + messages[-3:]:
         note(f"{message.id}  {message.ordering_key:8}  {message.type:12}  {message.payload}")

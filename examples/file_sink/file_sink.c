@@ -127,15 +127,15 @@ static int submit(retrysafe_sink *sink, const retrysafe_event *event) {
 /* NULL when all is on disk, else why not; then nothing of it is in the file. */
 static const char *write_lines(retrysafe_sink *sink) {
   const off_t end = lseek(sink->file, 0, SEEK_END);
-  for (size_t written = 0; written < sink->size;) {
+  const char *reason = NULL;
+  for (size_t written = 0; !reason && written < sink->size;) {
     const ssize_t n = write(sink->file, sink->lines + written, sink->size - written);
     if (n > 0) written += (size_t)n;
-    if (n >= 0 || errno == EINTR) continue;
-    const char *reason = strerror(errno);
-    if (ftruncate(sink->file, end) != 0) return "half a line was written and could not be taken back";
-    return reason;
+    if (n < 0 && errno != EINTR) reason = strerror(errno);
   }
-  return fdatasync(sink->file) == 0 ? NULL : strerror(errno);
+  if (!reason && fdatasync(sink->file) != 0) reason = strerror(errno);
+  if (reason && ftruncate(sink->file, end) != 0) return "what was written could not be taken back";
+  return reason;
 }
 
 /* A destination with several shards has a sink for each, perhaps in several processes. */
@@ -197,7 +197,7 @@ static const retrysafe_sink_module module = {
     .close = close_sink,
 };
 
-const retrysafe_sink_module *retrysafe_sink_module_entry(void) __asm__(RETRYSAFE_SINK_SYMBOL);
-const retrysafe_sink_module *retrysafe_sink_module_entry(void) {
+const retrysafe_sink_module *entry(void) __asm__(RETRYSAFE_SINK_SYMBOL);
+const retrysafe_sink_module *entry(void) {
   return &module;
 }

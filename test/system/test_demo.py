@@ -40,6 +40,7 @@ def test_the_demo_with_a_broker(kind):
     for line in ("✓ the broker has acknowledged 20 events",
                  "✓ outbox_status: backing off, 20 events wait",
                  "✓ what waited has arrived: 40 events acknowledged",
+                 r"What (kcat|a client in Python|pika|redis-cli) reads from the broker:",
                  r"[-0-9a-f]{36}  order-\d+ +order\.p\w+ +\{",
                  r"✓ 40 events, \d+ of them more than once, none missing",
                  r"Everything came out as promised\."):
@@ -77,6 +78,14 @@ def test_control_c_ends_quietly_and_leaves_nothing(command, line, seconds):
 def test_help_of_the_demo():
     done = subprocess.run([TOP / "scripts/demo", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "--stop" in done.stdout
+
+
+@pytest.mark.parametrize("script", ["demo", "setup"])
+@pytest.mark.parametrize("kind", [[], ["carrier-pigeon"]])
+def test_a_broker_that_is_not_there_is_refused(script, kind):
+    done = subprocess.run([TOP / "scripts" / script, "--with", *kind], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert re.fullmatch(r"\w+: --with takes one of:(,? (kafka|nats|rabbitmq|redis)){4}\n", done.stderr)
 
 
 @pytest.mark.slow

@@ -209,6 +209,22 @@ def test_guarantees_names_tests_that_exist():
 # --- destinations.md --------------------------------------------------------------------------------------------
 
 
+def test_every_kind_is_in_the_manual(catalog, reference):
+    kinds = {kind for kind, in catalog.sql("SELECT kind FROM outbox_built_in_kinds()")}
+    page = text_of("docs/destinations.md")
+    assert {re.match(r"\[(\w+)\]", row[0])[1] for row in table(page)} == kinds
+    measured = {row[0] for row in table(section(page, "Events per second"))}
+    assert measured == kinds - {"function", "pull"}
+    parameters = dict(row[:2] for row in table(section(reference, "outbox_create_destination")))
+    assert kinds <= set(re.findall(r"\w+", parameters["kind"]))
+
+
+def test_every_type_of_options_is_in_the_manual(reference):
+    types = re.findall(r'\{k\w+, "(\w+)"\}', text_of("src/core/option_list.cpp"))
+    members = dict(table(section(reference, "outbox_register_kind")))
+    assert re.findall(r"\w+", members["type"].split(";")[0].replace(" or ", " ")) == types
+
+
 def milliseconds(text):
     number, unit = re.fullmatch(r"(\d+)([a-z]+)", text).groups()
     return int(number) * {"ms": 1, "s": 1000, "min": 60000, "h": 3600000}[unit]
@@ -238,6 +254,30 @@ def test_every_option_is_in_the_manual_as_it_is(catalog):
                 span = span.split(", ")
             written[option] = (kind_of_value, None if default == "" else default, span or None)
         assert written == expected, kind
+
+
+# --- relay.md ---------------------------------------------------------------------------------------------------
+
+
+def test_every_option_of_the_relay_is_in_its_page():
+    page = section(text_of("docs/relay.md"), "Command line")
+    shown = subprocess.run([TOP / "retrysafe-relay", "--help"], capture_output=True, text=True, check=True).stdout
+    options = dict(re.findall(r"^ +(?:-\w, |    )--([a-z-]+)\S* +.*?(?:\(default (\S+)\))?$", shown, re.M))
+    written = {name: default for names, _, default in table(page) for name in re.findall(r"--([a-z-]+)", names)}
+    assert set(written) == set(options)
+    assert {name: written[name] for name, default in options.items() if default} == {n: d for n, d in options.items() if d}
+
+
+def test_every_count_of_the_relay_is_in_its_page():
+    _, code = text_of("src/relay/relay.cpp").split('"statistics",')
+    counts = re.findall(r'\{"(\w+)", ', code)
+    logs = section(text_of("docs/relay.md"), "Logs")
+    assert re.findall(r"`(\w+)`", logs[logs.index("`statistics`"):])[1:] == counts
+
+
+def test_every_exit_status_of_the_relay_is_in_its_page():
+    statuses = re.findall(r"^  kExit\w+ = (\d)", text_of("src/relay/relay.hpp"), re.M)
+    assert [row[0] for row in table(section(text_of("docs/relay.md"), "Exit status"))] == statuses
 
 
 # --- examples ---------------------------------------------------------------------------------------------------
@@ -338,6 +378,18 @@ def test_both_readmes_have_the_same_code():
         return [re.sub(r"\s*(--|#|//).*", "", block) for block in blocks(text_of(page), r"(?:sql|python|js|sh|ini)")]
 
     assert code("README.md") == code("README.zh-CN.md")
+
+
+def test_both_readmes_say_the_same():
+    """As far as names and links tell."""
+    def links(page):
+        return set(re.findall(r"\]\(((?!#|README)\S+?)\)", text_of(page)))
+
+    def names(page):
+        return set(re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text_of(page), flags=re.M | re.S)))
+
+    assert links("README.md") == links("README.zh-CN.md")
+    assert names("README.md") == names("README.zh-CN.md")
 
 
 def test_python_of_the_readme(newcomer, monkeypatch, capsys):

@@ -15,6 +15,7 @@ class Message:
 class Broker(abc.ABC):
     """A server with temporary data on a free port of loopback; it ends with the process of the test at the latest."""
     kind: str
+    reader: str  # the client that messages are read back with
     keeps_ids = False  # whether it drops a copy of an event by itself, even one that another destination sent
 
     def __enter__(self):

@@ -87,6 +87,7 @@ def make_certificate(directory):
 
 class Kafka(Broker):
     kind = "kafka"
+    reader = "kcat"
 
     def __init__(self, tls=False, java=JAVA, replica=False):
         """`java`: the command that runs the server. `replica`: a second node, to hold copies of partitions, and

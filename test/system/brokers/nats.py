@@ -203,6 +203,7 @@ def jetstream(server_folder):
 
 class Nats(Broker):
     kind = "nats"
+    reader = "a client in Python"
     keeps_ids = True  # a second copy of an id is not stored, whoever sends it
     PASSWORD = "s3cret-of-the-courier"
 

@@ -33,6 +33,7 @@ kill -9 0
 class RabbitMQ(Broker):
     """With an exchange of type topic, and a queue that gets everything from it."""
     kind = "rabbitmq"
+    reader = "pika"
     user, password = "publisher", "s3cret-of-rabbit"
 
     def __init__(self, *configuration):

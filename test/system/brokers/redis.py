@@ -16,6 +16,7 @@ PASSWORD = "correct horse"
 
 class Redis(Broker):
     kind = "redis"
+    reader = "redis-cli"
 
     def __init__(self, *settings):
         self.settings = settings
