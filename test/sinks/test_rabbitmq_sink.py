@@ -3,6 +3,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import re
 import select
 import socket
 import ssl
@@ -225,6 +226,7 @@ def test_a_queue_that_refuses(broker):
 
 @pytest.mark.parametrize("options, reason", [
     ({"password": "wrong-hunter2"}, "ACCESS_REFUSED - Login was refused"),
+    ({"password": "hunter2" * 500}, "ACCESS_REFUSED - Login was refused"),
     ({"user": "nobody"}, "ACCESS_REFUSED - Login was refused"),
     ({"vhost": "nowhere"}, "NOT_ALLOWED - vhost nowhere not found"),
     ({"host": "nowhere.invalid"}, 'could not resolve host "nowhere.invalid"'),
@@ -235,6 +237,13 @@ def test_what_makes_it_unreachable(broker, options, reason):
         outcome, again = sink.send(event(1))[0], sink.send(event(1))[0]
     assert (outcome.status, again.status) == (UNREACHABLE, UNREACHABLE)
     assert reason in outcome.reason and "hunter2" not in outcome.reason + "".join(sink.log_lines)
+
+
+def test_a_password_that_is_too_long(broker):
+    with open_sink(broker, password="hunter2" * 1000) as sink:
+        outcome, = sink.send(event(1))
+    assert outcome.status == UNREACHABLE and not sink.log_lines
+    assert re.search("takes no password as long as this one|Login was refused", outcome.reason)  # before 4.1, and after
 
 
 SLOW_RESOLVER = """

@@ -155,10 +155,10 @@ void append_heartbeat(std::string *out) {
   close_frame(open_frame(AMQP_FRAME_HEARTBEAT, 0, 0, out), 0, out);
 }
 
-// What we send is far below the smallest frame that a broker takes, but for the client's properties and the
-// password, which options bound.
-void append_method(uint16_t channel, amqp_method_number_t id, void *method, std::string *out) {
-  constexpr size_t room = kSmallestFrameMax - kFrameOverhead;
+// What we send is far below the smallest frame that a broker takes, but for a long password.
+void append_method(uint16_t channel, amqp_method_number_t id, void *method, std::string *out,
+                   size_t frame_max) {
+  const size_t room = frame_max - kFrameOverhead;
   const size_t payload = open_frame(AMQP_FRAME_METHOD, channel, room, out);
   put(static_cast<uint32_t>(id), out->data() + payload);
   const int size =

@@ -96,7 +96,8 @@ std::string_view message_id_of(std::string_view header_payload);
 // These append to `out`.
 void append_protocol_header(std::string *out);
 void append_heartbeat(std::string *out);
-void append_method(uint16_t channel, amqp_method_number_t id, void *method, std::string *out);
+void append_method(uint16_t channel, amqp_method_number_t id, void *method, std::string *out,
+                   size_t frame_max = kSmallestFrameMax);
 // Header and body of a message. False, and nothing appended, when the properties do not fit into one frame.
 bool append_content(uint16_t channel, amqp_basic_properties_t *properties, std::string_view body,
                     size_t frame_max, std::string *out);

@@ -111,6 +111,7 @@ class Session {
   std::string output_;
   size_t sent_ = 0;
   bool more_to_read_ = false;
+  bool long_greeting_ = false;  // more than old brokers read
 
   State state_ = State::kClosed;
   std::string error_;
