@@ -12,6 +12,7 @@ namespace retrysafe::relay {
 
 namespace {
 
+constexpr char kHidden = '*';  // how libpq marks what is not to be shown: password, sslpassword
 constexpr Milliseconds kRetry = 100;
 constexpr Milliseconds kRetryMax = 10'000;
 constexpr Milliseconds kStatementTimeout = 30'000;
@@ -123,15 +124,21 @@ Hosts::Hosts(const std::string &connection) {
   }
 }
 
-PGconn *Hosts::start(size_t attempt) const {
-  std::vector<const char *> keywords, values;
-  for (const auto &[keyword, value] : hosts_[attempt % hosts_.size()]) {
-    keywords.push_back(keyword.c_str());
-    values.push_back(value.c_str());
-  }
-  keywords.push_back(nullptr);
-  values.push_back(nullptr);
-  return PQconnectStartParams(keywords.data(), values.data(), 0);
+std::function<PGconn *()> Hosts::start(size_t attempt) const {
+  return [parameters = hosts_[attempt % hosts_.size()]] {
+    std::vector<const char *> keywords, values;
+    for (const auto &[keyword, value] : parameters) {
+      keywords.push_back(keyword.c_str());
+      values.push_back(value.c_str());
+    }
+    keywords.push_back(nullptr);
+    values.push_back(nullptr);
+    PGconn *const connection = PQconnectStartParams(keywords.data(), values.data(), 0);
+    if (connection)
+      PQsetNoticeReceiver(
+          connection, [](void *, const PGresult *) {}, nullptr);
+    return connection;
+  };
 }
 
 Session::Session(const Hosts &hosts, std::function<void()> on_ready,

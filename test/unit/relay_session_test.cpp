@@ -14,6 +14,7 @@ TEST(RelayHosts, EachHostByItself) {
   EXPECT_EQ(hosts.timeout(), 3000);
   EXPECT_FALSE(hosts.has_password());
   EXPECT_TRUE(Hosts("postgresql://me:secret@a/shop").has_password());
+  EXPECT_TRUE(Hosts("host=a sslkey=/key sslpassword=secret").has_password());
 }
 
 TEST(RelayHosts, ATimeoutThatIsNone) {
