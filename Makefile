@@ -92,7 +92,7 @@ retrysafe-relay: $(relay_objects) $(core_objects)
 	$(CXX) $(LDFLAGS) -pie -o $@ $(filter %.o,$^) $(filter -l%,$(call source_list,relay)) -ldl
 src/relay/%.o: override CPPFLAGS += -isystem $(shell $(PG_CONFIG) --includedir) -DRETRYSAFE_LIBDIR='"$(pkglibdir)"'
 
-src/sinks/postgres/%.o: override CPPFLAGS += -isystem $(shell $(PG_CONFIG) --includedir)
+src/sinks/connector.o src/sinks/postgres/%.o: override CPPFLAGS += -isystem $(shell $(PG_CONFIG) --includedir)
 
 all: $(sink_modules) $(relay_program)
 $(MODULE_big).so $(sink_modules): src/exports.map src/sources.txt

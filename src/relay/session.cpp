@@ -77,7 +77,7 @@ Hosts::Hosts(const std::string &connection) {
       port = option->val;
     else
       common.emplace_back(keyword, option->val);
-    if (keyword == "password") has_password_ = true;
+    if (option->dispchar[0] == kHidden) has_password_ = true;
     if (keyword == "connect_timeout") {
       const long seconds = std::min(std::strtol(option->val, nullptr, 10), kLongestTimeout / 1000);
       if (seconds > 0) timeout_ = seconds * 1000;
@@ -155,43 +155,26 @@ void Session::turn(Milliseconds now) {
     return;
   }
   if (state_ == State::kConnecting) {
-    // Called too early, libpq takes a socket that is still connecting for a connected one.
-    pollfd socket{PQsocket(connection_), wanted_, 0};
-    while (state_ == State::kConnecting && poll(&socket, 1, 0) > 0) {
-      switch (PQconnectPoll(connection_)) {
-        case PGRES_POLLING_READING:
-          wanted_ = POLLIN;
-          break;
-        case PGRES_POLLING_WRITING:
-          wanted_ = POLLOUT;
-          break;
-        case PGRES_POLLING_OK:
-          prepare();
-          break;
-        default:
-          return fail(one_line(PQerrorMessage(connection_)));
-      }
-      socket = {PQsocket(connection_), wanted_, 0};
+    connection_ = connector_.take();
+    if (!connection_) {
+      if (now >= deadline_) fail("connecting took too long");
+      return;
     }
-    if (state_ == State::kConnecting && now >= deadline_) fail("connecting took too long");
-    return;
+    if (PQstatus(connection_) != CONNECTION_OK) return fail(one_line(PQerrorMessage(connection_)));
+    return prepare();
   }
   read();
   if (!sent_.empty() && now >= sent_.front().deadline) fail("the server did not answer in time");
 }
 
 void Session::connect(Milliseconds now) {
-  connection_ = hosts_.start(attempt_++);
-  if (!connection_) throw std::bad_alloc();
   state_ = State::kConnecting;
   deadline_ = now + hosts_.timeout();
-  wanted_ = POLLOUT;
-  if (PQstatus(connection_) == CONNECTION_BAD) fail(one_line(PQerrorMessage(connection_)));
+  if (!connector_.start(hosts_.start(attempt_++)))
+    fail("earlier attempts to connect have not come to an end");
 }
 
 void Session::prepare() {
-  PQsetNoticeReceiver(
-      connection_, [](void *, const PGresult *) {}, nullptr);
   if (PQsetnonblocking(connection_, 1) != 0 || PQenterPipelineMode(connection_) != 1)
     return fail(one_line(PQerrorMessage(connection_)));
   state_ = State::kPreparing;
@@ -274,6 +257,7 @@ void Session::take(Result result) {
 }
 
 void Session::fail(const std::string &reason) {
+  connector_.give_up();
   if (connection_) PQfinish(connection_);
   connection_ = nullptr;
   prepared_.clear();
@@ -293,7 +277,7 @@ void Session::fail(const std::string &reason) {
 
 std::optional<pollfd> Session::waits_for() const {
   if (state_ == State::kDown) return std::nullopt;
-  if (state_ == State::kConnecting) return pollfd{PQsocket(connection_), wanted_, 0};
+  if (state_ == State::kConnecting) return pollfd{connector_.fd(), POLLIN, 0};
   const short output = PQflush(connection_) == 1 ? POLLOUT : 0;
   return pollfd{PQsocket(connection_), static_cast<short>(POLLIN | output), 0};
 }

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "relay/clock.hpp"
+#include "sinks/connector.hpp"
 
 namespace retrysafe::relay {
 
@@ -46,7 +47,8 @@ class Hosts {
  public:
   // Throws ConfigurationError.
   explicit Hosts(const std::string &connection);
-  PGconn *start(size_t attempt) const;
+  // What begins a connection; waits for the name service.
+  std::function<PGconn *()> start(size_t attempt) const;
   size_t count() const { return hosts_.size(); }
   Milliseconds timeout() const { return timeout_; }
   bool has_password() const { return has_password_; }
@@ -108,7 +110,7 @@ class Session {
   std::function<void(const std::string &, bool)> on_failure_;
   State state_ = State::kDown;
   PGconn *connection_ = nullptr;
-  short wanted_ = 0;
+  sink::Connector connector_;
   std::deque<Sent> sent_;
   std::map<std::string, std::string, std::less<>> prepared_;  // texts, and how they are called
   int prepared_in_all_ = 0;

@@ -1,4 +1,4 @@
-"""Names that resolve as a test says, in a server of its own (preload/names.c)."""
+"""Names that resolve as a test says, in a program or a server of its own (preload/names.c)."""
 import contextlib
 import os
 import pathlib
@@ -22,14 +22,21 @@ class Names:
 
 
 @contextlib.contextmanager
-def cluster_with_names(*settings):
+def names():
+    """The names, and the environment of a program that resolves them."""
     folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-names-", dir="/tmp"))
     folder.chmod(0o755)
     library = preload.build("names", folder)
     try:
-        with contextlib.ExitStack() as stack:
-            with mock.patch.dict(os.environ, LD_PRELOAD=str(library), RETRYSAFE_TEST_NAMES=str(folder)):
-                server = stack.enter_context(cluster(*settings))
-            yield server, Names(folder)
+        yield Names(folder), {"LD_PRELOAD": str(library), "RETRYSAFE_TEST_NAMES": str(folder)}
     finally:
         shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def cluster_with_names(*settings):
+    with contextlib.ExitStack() as stack:
+        known, environment = stack.enter_context(names())
+        with mock.patch.dict(os.environ, environment):
+            server = stack.enter_context(cluster(*settings))
+        yield server, known

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from conftest import cluster, eventually, make_database, run
+from names import names
 from null_destination import DELIVERED, NullDestination, emit
 from receiver import Answer, Hang, Receiver, Reset
 from relay_process import Relay, emit_many
@@ -536,6 +537,24 @@ def test_the_first_host_that_takes_writes(db):
 
 
 # --- what it is told --------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_nobody_resolves_holds_up_nothing(db):
+    """Neither its end nor the next host; and the time that a host has includes its name."""
+    null(db)
+    with names() as (known, environment):
+        known.say("hangs.test", "hang")
+        known.say("db.test")
+        where = f"port={db.server.port} dbname={db.name} user=postgres connect_timeout=1"
+        began = time.monotonic()
+        with relay(db, "d", connection=f"host=hangs.test,db.test {where}", environment=environment) as process:
+            process.ready()
+            assert time.monotonic() - began < 6, "a name takes eight seconds"
+        with relay(db, "--connections", "2", "d", connection=f"host=hangs.test {where}", environment=environment) as process:
+            eventually(lambda: process.lines("no connection to the database"))
+            began = time.monotonic()
+            assert process.stop() == 0
+            assert time.monotonic() - began < 6
 
 
 def test_a_pull_destination_is_described_by_the_configuration_file(db):

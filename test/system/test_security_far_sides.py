@@ -7,6 +7,7 @@ import pytest
 
 from conftest import eventually
 from hostile import MEGABYTE, Hostile, healthy_neighbour, memory, worker_pid
+from strikes import alive
 
 # -- http --
 
@@ -97,6 +98,15 @@ def long_error_at_login(line):
 def notices_at_login(line):
     startup(line)
     line.flood(message(b"N", b"SNOTICE\0C00000\0Mhello\0\0"))
+
+
+def hashing_without_end(line):
+    """The password is to be hashed two billion times, which takes more than ten minutes."""
+    startup(line)
+    line.send(message(b"R", struct.pack("!I", 10) + b"SCRAM-SHA-256\0\0"))
+    nonce = line.read_until(rb"r=([^,]+)")[1]
+    line.send(message(b"R", struct.pack("!I", 11) + b"r=%bx,s=c2FsdA==,i=2000000000" % nonce))
+    line.read()
 
 
 def parameters_without_end(line):
@@ -376,6 +386,25 @@ def test_an_answer_without_end(db, kind, talk):
             assert worker_pid(db) == pid
             assert most - before < 48 * MEGABYTE, f"{hostile.sent / MEGABYTE} MB were sent"
             assert hostile.connections < 300, "it rests between attempts"
+        finally:
+            hostile.close()
+
+
+def test_a_password_that_takes_hours_to_hash(server, db):
+    """Nobody can interrupt the library, so it is left alone, a few times at most: the others go on, and the worker ends when
+    it is told to."""
+    with healthy_neighbour(db) as neighbour_works:
+        pid = worker_pid(db)
+        hostile = Hostile(hashing_without_end)
+        try:
+            db.sql("SELECT outbox_create_destination('d', 'postgres', %s, backoff => '100 ms', backoff_max => '200 ms',"
+                   " event_types => '{t}')", json.dumps(options("postgres", hostile.port) | {"connect_timeout": "100ms"}))
+            db.sql("SELECT outbox_emit(NULL, 'e', 't', '{}')")
+            eventually(lambda: db.value("SELECT last_error LIKE 'earlier attempts%' FROM outbox_status WHERE name = 'd'"))
+            neighbour_works()
+            assert worker_pid(db) == pid and hostile.connections < 10
+            db.sql("SELECT pg_terminate_backend(%s)", pid)
+            eventually(lambda: not alive(pid), timeout=10, message="the worker does not end")
         finally:
             hostile.close()
 

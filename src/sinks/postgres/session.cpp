@@ -1,7 +1,6 @@
 #include "sinks/postgres/session.hpp"
 
 #include <netdb.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <unistd.h>
 
@@ -99,11 +98,6 @@ PGconn *start_connection(const Target &target, const Address &address) {
   return PQconnectStartParams(keywords.data(), values.data(), 0);
 }
 
-bool is_ready(int fd, short events) {
-  pollfd descriptor{fd, events, 0};
-  return ::poll(&descriptor, 1, 0) > 0;
-}
-
 // One row: the inbox table and the function as they are to be written in SQL, null where they are not there;
 // the columns that can be filled, separated by commas; whether an event id is unique; whether the function
 // may be called.
@@ -182,9 +176,11 @@ Target::Target(const Options &options)
 Session::Session(const Options &options)
     : target_(options), epoll_(epoll_create1(EPOLL_CLOEXEC)), flood_guard_(kAllowance) {
   if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
-  epoll_event event{};
-  event.events = EPOLLIN;
-  epoll_ctl(epoll_, EPOLL_CTL_ADD, resolver_.fd(), &event);
+  for (const int fd : {resolver_.fd(), connector_.fd()}) {
+    epoll_event event{};
+    event.events = EPOLLIN;
+    epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event);
+  }
 }
 
 Session::~Session() {
@@ -202,6 +198,7 @@ void Session::open() {
 }
 
 void Session::close() {
+  connector_.give_up();
   if (connection_) PQfinish(connection_);
   connection_ = nullptr;
   state_ = State::kClosed;
@@ -247,35 +244,22 @@ void Session::try_next_address() {
   if (addresses_.empty()) return;
   const Address address = addresses_.back();
   addresses_.pop_back();
-  connection_ = start_connection(target_, address);
-  if (!connection_) throw std::bad_alloc();
+  PGconn *const begun = start_connection(target_, address);
+  if (!begun) throw std::bad_alloc();
+  PQsetNoticeReceiver(
+      begun, [](void *, const PGresult *) {}, nullptr);
   state_ = State::kConnecting;
   deadline_ = Clock::now() + target_.connect_timeout;
-  if (PQstatus(connection_) == CONNECTION_BAD) return fail(message_of(connection_));
-  PQsetNoticeReceiver(
-      connection_, [](void *, const PGresult *) {}, nullptr);
-  watch(EPOLLOUT);
-  wanted_ = POLLOUT;
+  if (connector_.start([begun] { return begun; })) return;
+  PQfinish(begun);
+  fail("earlier attempts to connect have not come to an end");
 }
 
 void Session::connect() {
-  // Called too early, libpq takes a socket that is still connecting for a connected one.
-  while (state_ == State::kConnecting && is_ready(PQsocket(connection_), wanted_)) {
-    switch (PQconnectPoll(connection_)) {
-      case PGRES_POLLING_READING:
-        wanted_ = POLLIN;
-        watch(EPOLLIN);
-        break;
-      case PGRES_POLLING_WRITING:
-        wanted_ = POLLOUT;
-        watch(EPOLLOUT);
-        break;
-      case PGRES_POLLING_OK:
-        return greet();
-      default:
-        return fail(message_of(connection_));
-    }
-  }
+  connection_ = connector_.take();
+  if (!connection_) return;
+  if (PQstatus(connection_) != CONNECTION_OK) return fail(message_of(connection_));
+  greet();
 }
 
 // Connected. Nothing is sent before it is known whose rights this connection has.

@@ -12,6 +12,7 @@
 
 #include "core/address_filter.hpp"
 #include "sink/kit.hpp"
+#include "sinks/connector.hpp"
 #include "sinks/flood_guard.hpp"
 #include "sinks/postgres/delivery_statement.hpp"
 #include "sinks/resolver.hpp"
@@ -85,10 +86,10 @@ class Session {
   Target target_;
   int epoll_;
   Resolver resolver_;
+  Connector connector_;
   PGconn *connection_ = nullptr;
   State state_ = State::kClosed;
   Step step_ = Step::kSettings;
-  short wanted_ = 0;                // what poll() is to wait for while connecting
   std::vector<Address> addresses_;  // still to be tried, the next one last
   std::string error_;
   Clock::time_point deadline_{};

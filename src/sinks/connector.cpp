@@ -1,0 +1,188 @@
+#include "sinks/connector.hpp"
+
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace retrysafe::sink {
+
+namespace {
+
+constexpr size_t kMaxAbandoned = 4;
+constexpr std::chrono::milliseconds kPatienceAtExit{500};
+
+int make_bell() {
+  const int fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  if (fd < 0) throw std::system_error(errno, std::generic_category(), "eventfd");
+  return fd;
+}
+
+// Of threads that were given up. Never destroyed: they may still run when the process ends.
+struct Abandoned {
+  std::mutex mutex;
+  std::condition_variable ended;
+  size_t running = 0;
+};
+
+Abandoned &abandoned() {
+  static auto *const all = new Abandoned;
+  return *all;
+}
+
+}  // namespace
+
+struct Connector::Attempt {
+  Attempt(std::function<PGconn *()> its_begin, int its_owner_fd)
+      : begin(std::move(its_begin)), owner_fd(its_owner_fd), stop_fd(make_bell()) {}
+  ~Attempt() { ::close(stop_fd); }
+  Attempt(const Attempt &) = delete;
+  Attempt &operator=(const Attempt &) = delete;
+
+  const std::function<PGconn *()> begin;
+  const int owner_fd;  // open as long as it was not given up
+  const int stop_fd;
+  std::thread thread;
+
+  std::mutex mutex;
+  pid_t thread_id = 0;
+  bool given_up = false;
+  bool done = false;
+  PGconn *connection = nullptr;
+};
+
+Connector::Connector() : fd_(make_bell()) {}
+
+Connector::~Connector() {
+  give_up();
+  ::close(fd_);
+}
+
+bool Connector::start(std::function<PGconn *()> begin) {
+  give_up();
+  std::erase_if(abandoned_, [](const auto &attempt) {
+    const std::lock_guard lock(attempt->mutex);
+    return attempt->done;
+  });
+  if (abandoned_.size() >= kMaxAbandoned) return false;
+  auto attempt = std::make_shared<Attempt>(std::move(begin), fd_);
+  // A signal that the thread took would be lost to the process.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    attempt->thread = std::thread([attempt] { run(*attempt); });
+  } catch (const std::system_error &) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    return false;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  attempt_ = std::move(attempt);
+  return true;
+}
+
+void Connector::run(Attempt &attempt) noexcept {
+  pthread_setname_np(pthread_self(), "retrysafe pq");
+  {
+    const std::lock_guard lock(attempt.mutex);
+    attempt.thread_id = gettid();
+  }
+  PGconn *connection = attempt.begin();
+  // Called too early, libpq takes a socket that is still connecting for a connected one.
+  PostgresPollingStatusType next = PGRES_POLLING_WRITING;
+  if (!connection || PQstatus(connection) == CONNECTION_BAD) next = PGRES_POLLING_FAILED;
+  while (next == PGRES_POLLING_READING || next == PGRES_POLLING_WRITING) {
+    const short wanted = next == PGRES_POLLING_READING ? POLLIN : POLLOUT;
+    pollfd waiting[] = {{PQsocket(connection), wanted, 0}, {attempt.stop_fd, POLLIN, 0}};
+    (void)poll(waiting, 2, -1);
+    if (waiting[1].revents) break;
+    if (waiting[0].revents) next = PQconnectPoll(connection);
+  }
+  {
+    const std::lock_guard lock(attempt.mutex);
+    if (!attempt.given_up) {
+      attempt.connection = connection;
+      attempt.done = true;
+      eventfd_write(attempt.owner_fd, 1);
+      return;
+    }
+  }
+  PQfinish(connection);
+  {
+    const std::lock_guard lock(attempt.mutex);
+    attempt.done = true;
+  }
+  Abandoned &all = abandoned();
+  const std::lock_guard lock(all.mutex);
+  --all.running;
+  all.ended.notify_all();
+}
+
+PGconn *Connector::take() {
+  if (!attempt_) return nullptr;
+  {
+    const std::lock_guard lock(attempt_->mutex);
+    if (!attempt_->done) return nullptr;
+  }
+  PGconn *const connection = collect();
+  if (!connection) throw std::bad_alloc();
+  return connection;
+}
+
+// Of an attempt that is done: its thread has nothing left to do.
+PGconn *Connector::collect() {
+  eventfd_t count;
+  eventfd_read(fd_, &count);
+  attempt_->thread.join();
+  return std::exchange(attempt_, nullptr)->connection;
+}
+
+void Connector::give_up() {
+  if (!attempt_) return;
+  if (!abandon(*attempt_)) return PQfinish(collect());
+  // When the process ends, handlers that were registered earlier, those of the TLS library, run later.
+  [[maybe_unused]] static const int registered = on_exit(end_all, nullptr);
+  attempt_->thread.detach();
+  abandoned_.push_back(std::move(attempt_));
+}
+
+// False: it is done already.
+bool Connector::abandon(Attempt &attempt) {
+  const std::lock_guard lock(attempt.mutex);
+  if (attempt.done) return false;
+  attempt.given_up = true;
+  eventfd_write(attempt.stop_fd, 1);
+  // So that it takes no time from those who have something to do.
+  const sched_param least{};
+  if (attempt.thread_id != 0) sched_setscheduler(attempt.thread_id, SCHED_IDLE, &least);
+  Abandoned &all = abandoned();
+  const std::lock_guard all_lock(all.mutex);
+  ++all.running;
+  return true;
+}
+
+// When the process ends, the TLS library would be taken down while a thread may still be in it, if only at
+// its own end. So nothing is taken down.
+void Connector::end_all(int exit_code, void *) noexcept {
+  Abandoned &all = abandoned();
+  std::unique_lock lock(all.mutex);
+  all.ended.wait_for(lock, kPatienceAtExit, [&] { return all.running == 0; });
+  (void)std::fflush(nullptr);
+  ::_exit(exit_code);
+}
+
+}  // namespace retrysafe::sink
