@@ -3,6 +3,7 @@ import contextlib
 import importlib
 import json
 import pathlib
+import subprocess
 import sys
 import time
 
@@ -124,7 +125,11 @@ def main():
     rows("CREATE EXTENSION retrysafe SCHEMA retrysafe")
     rows("CREATE TABLE public.orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text NOT NULL)")
     note(f"Starting a broker of kind {KIND} …")
-    with kind() as broker:
+    with contextlib.ExitStack() as stack:
+        try:
+            broker = stack.enter_context(kind())
+        except (OSError, RuntimeError, AssertionError, subprocess.SubprocessError) as error:
+            sys.exit(f"demo: no broker of kind {KIND}: {str(error).rstrip()}")
         show(broker)
     print()
     print("Everything came out as promised." if not failures else f"{len(failures)} promises did not hold.")

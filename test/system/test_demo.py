@@ -49,6 +49,17 @@ def test_the_demo_with_a_broker(kind):
 
 
 @pytest.mark.slow
+def test_a_broker_that_does_not_start_is_told(tmp_path):
+    server = tmp_path / "redis-server"
+    server.write_text('#!/bin/sh\nwhile [ "$1" != --logfile ]; do shift; done\necho "no room" >"$2"\nexit 1\n')
+    server.chmod(0o755)
+    done = subprocess.run([TOP / "scripts/demo", "--with", "redis", "--stop"], capture_output=True, text=True, timeout=600,
+                          env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert done.returncode == 1
+    assert done.stderr.endswith("demo: no broker of kind redis: no room\n") and "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("command, line, seconds", [
     (["demo"], "^Building, and starting", 0), (["demo"], "^Building, and starting", 1.5), (["demo"], "^4", 0),
     (["demo"], "^5", 0.3), (["demo", "--with", "redis"], "Starting a broker", 0.2), (["demo", "--with", "redis"], "^3", 0),

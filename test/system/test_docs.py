@@ -42,10 +42,15 @@ def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
 
 
-def table(text):
-    """The rows of the first table, without its head; backquotes are taken off."""
+def table_as_it_is(text):
+    """The rows of the first table, without its head."""
     lines = re.search(r"(?:^\|.*\n)+", text, re.M)[0].splitlines()[2:]
-    return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def table(text):
+    """The same; backquotes are taken off."""
+    return [[cell.replace("`", "") for cell in row] for row in table_as_it_is(text)]
 
 
 # --- reference.md -----------------------------------------------------------------------------------------------
@@ -121,6 +126,19 @@ def test_every_view_is_in_the_reference_with_its_columns(catalog, reference):
     assert set(headings(views, 3)) == {name for name, _ in found}
     for name, columns in found:
         assert [row[0] for row in table(section(views, name))] == columns, name
+
+
+@pytest.mark.parametrize("view", ["outbox_status", "ring_status", "outbox_workers"])
+def test_every_state_is_in_the_reference(catalog, reference, view):
+    if view == "outbox_workers":
+        code = text_of("src/runtime/api.cpp")
+        states = re.findall(r'(?:return|\?|:) "([a-z ]+)"', code[code.index("state_of("):])
+        states.remove("unknown")
+    else:
+        definition = catalog.value(f"SELECT pg_get_viewdef('{view}'::regclass)")
+        states = re.findall(r"(?:THEN|ELSE) '([a-z ]+)'", re.search(r"CASE((?:(?!CASE).)*)END AS state,", definition, re.S)[1])
+    written = dict(row[:2] for row in table_as_it_is(section(section(reference, "Views"), view)))["`state`"]
+    assert set(re.findall(r"`([a-z ]+)`", written)) == set(states)
 
 
 def in_units(number, unit):

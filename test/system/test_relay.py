@@ -5,12 +5,14 @@ import hashlib
 import hmac
 import json
 import os
+import shutil
 import signal
+import subprocess
 import time
 
 import pytest
 
-from conftest import cluster, eventually, make_database, run
+from conftest import TOP, cluster, eventually, make_database, run
 from names import names
 from null_destination import DELIVERED, NullDestination, emit
 from receiver import Answer, Hang, Receiver, Reset
@@ -723,6 +725,15 @@ def test_logs_and_process_list_hold_no_secret(db):
             assert secret not in process.log() and secret not in shown
             assert {"time", "level", "message"} <= set(process.lines()[0])
             assert process.lines("statistics")[0].keys() >= {"delivered", "failed", "dead", "unreachable"}
+
+
+def test_the_unit_is_one_that_systemd_takes(tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd is not there")
+    unit = tmp_path / "retrysafe-relay@.service"
+    unit.write_text((TOP / "src/relay" / unit.name).read_text().replace("@bindir@", str(TOP)))
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_readiness_is_told_to_the_service_manager(db):

@@ -1,6 +1,6 @@
 """Apache Kafka: one node in KRaft mode, from the jars that the project publishes, on Debian's Java.
 
-Run as a program it fetches the jars and prints where they are.
+As a program (python3 -m brokers.kafka) it fetches the jars and prints where they are.
 """
 import base64
 import collections
@@ -50,7 +50,7 @@ def run_maven(arguments, what):
                 said_at = time.monotonic()
                 print(f"  {files} files, {kilobytes / 1000:.0f} MB so far", file=sys.stderr, flush=True)
     if maven.returncode:
-        raise RuntimeError("Maven failed:\n" + "".join(last_lines))
+        raise RuntimeError("Maven failed; mirrors and proxies are told to it in ~/.m2/settings.xml\n" + "".join(last_lines))
 
 
 def fetch():
