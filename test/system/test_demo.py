@@ -86,6 +86,14 @@ def test_control_c_ends_quietly_and_leaves_nothing(command, line, seconds):
         assert not cluster or not pathlib.Path(cluster[1]).exists()
 
 
+@pytest.mark.parametrize("script", sorted(path.name for path in (TOP / "scripts").iterdir() if os.access(path, os.X_OK)
+                                          and path.is_file()))
+def test_every_script_tells_how_it_is_called(script):
+    done = subprocess.run([TOP / "scripts" / script, "--help"], capture_output=True, text=True, timeout=20)
+    assert done.returncode in (0, 2)
+    assert re.search(rf"(scripts/|usage: ){script}\b", done.stdout)
+
+
 def test_help_of_the_demo():
     done = subprocess.run([TOP / "scripts/demo", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "--stop" in done.stdout

@@ -307,8 +307,8 @@ class Newcomer:
 
     # Why not here: other tests run the scripts; packages, compilation and the service of the distribution are those of
     # the machine; what a login is for, the environment does here.
-    UNTYPED = ("./scripts/", "apt-get install", "make && make install", "echo \"shared_preload_libraries", "service postgresql",
-               "su - postgres", "psql shop", "systemctl enable")
+    UNTYPED = ("./scripts/", "apt-get install", "make && make install", "[ -e /etc/postgresql",
+               "echo \"shared_preload_libraries", "service postgresql", "su - postgres", "psql shop", "systemctl enable")
 
     def __init__(self, server):
         self.server = server
