@@ -227,6 +227,11 @@ void Lane::load_option_list() {
         if (answer.rows() == 0 && !sink::load(library_, library_path(), &reason))
           return configuration_is_wrong("kind \"" + kind_ + "\" is unknown: " + reason +
                                         "; the kinds that come with the extension are " + built_in_names());
+        if (answer.rows() == 0 && !section_.options.empty())
+          return configuration_is_wrong(
+              "kind \"" + kind_ +
+              "\" takes no options, as far as the database knows; a kind of your own is "
+              "registered there with outbox_register_kind");
         load_options();
       });
 }

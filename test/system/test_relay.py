@@ -638,6 +638,7 @@ def test_wrong_options_end_it_at_once(db):
         (("--library-path", "/no/such", "d"), None, "is not installed in /no/such"),
         (("p",), None, "must tell which kind"),
         ((), "[destination p]\nkind = htpp\nurl = http://x/\n", "kind \"htpp\" is unknown"),
+        ((), "[destination p]\nkind = other\nlibrary = retrysafe_null\ndelay_ms = 1\n", "outbox_register_kind"),
         ((), "[destination p]\nkind = http\nurl = http://x/\nsecret_file = nowhere\n", "/nowhere of option \"secret\" cannot be read: No"),
         ((), "[destination p]\nkind = http\nkind = http\n", "line 3: \"kind\" is set twice"),
         (("nobody",), None, "does not exist"),
