@@ -71,9 +71,7 @@ using namespace retrysafe;
 RETRYSAFE_SQL_FUNCTION(retrysafe_idem_cleanup) {
   // An older snapshot would fail on rows that were replaced since, and under SERIALIZABLE the scan could make
   // business transactions fail.
-  if (IsolationUsesXactSnapshot())
-    pg::raise(kWrongIsolation, "Run it in a READ COMMITTED transaction of its own.",
-              "idem_cleanup needs the isolation level READ COMMITTED");
+  pg::require_read_committed("idem_cleanup()");
   if (PG_ARGISNULL(0) || PG_GETARG_INT32(0) < 1)
     pg::raise(kInvalidParameter, "It bounds how many rows of each kind one call removes.",
               "max_rows must be 1 or more");

@@ -472,7 +472,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_alter_destination) {
 // Waits for a claim or a record that is under way; a batch that is being published then finds its claim gone.
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_drop_destination) {
   const char *name = text_argument(fcinfo, 0, "name");
-  pg::require_read_committed("outbox_drop_destination");
+  pg::require_read_committed("outbox_drop_destination()");
   PG_RETURN_BOOL(pg::spi([&] {
     if (delete_destination.run({pg::value(name)}) == 0) return false;
     remove_shards(pg::Row(0).int32_at(1));

@@ -164,7 +164,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_consent) {
               "\"same\": this database takes over from the original, which must not publish any "
               "more. \"fork\": both live on, events get new ids here.",
               "log must be \"same\" or \"fork\"");
-  pg::require_read_committed("outbox_consent");
+  pg::require_read_committed("outbox_consent()");
   const pg::Extension &e = pg::extension();
   LockRelationOid(e.outbox_log, ShareRowExclusiveLock);
   LockRelationOid(e.outbox_eras, ShareRowExclusiveLock);

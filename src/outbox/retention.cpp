@@ -197,7 +197,7 @@ using namespace retrysafe;
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_cleanup) {
   if (PG_ARGISNULL(0) || PG_GETARG_INT32(0) < 1)
     pg::raise(kInvalidParameter, "It must be at least 1.", "max_rows is out of range");
-  pg::require_read_committed("outbox_cleanup");
+  pg::require_read_committed("outbox_cleanup()");
   const int64 removed = outbox::remove_settled(PG_GETARG_INT32(0));
   const bool turned = storage::may_turn_here() && outbox::turn_outbox_rings() == storage::Turn::kDone;
   PG_RETURN_INT64(removed + (turned ? 1 : 0));
