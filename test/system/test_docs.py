@@ -215,9 +215,15 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(file.read_text()), target
 
 
+def test_architecture_leads_to_every_part():
+    text = text_of("docs/architecture.md")
+    for page in (TOP / "src").rglob("README.md"):
+        assert f"](../{page.relative_to(TOP)})" in text
+
+
 def test_guarantees_names_tests_that_exist():
     text = text_of("docs/guarantees.md")
-    tests = "\n".join(path.read_text() for folder in ("system", "sinks") for path in (TOP / "test" / folder).glob("*.py"))
+    tests = "\n".join(path.read_text() for folder in ("system", "system/brokers", "sinks") for path in (TOP / "test" / folder).glob("*.py"))
     for name in set(re.findall(r"\btest_\w+\b(?!\.py)", text)):
         assert f"def {name}(" in tests, name
     for path in set(re.findall(r"`((?:test|sql)/[\w/]+\.\w+)`", text)):
