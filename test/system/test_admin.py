@@ -289,6 +289,18 @@ def test_only_privileged_roles_name_files_and_variables_of_the_server(db, role):
         run(plain, "SELECT outbox_drop_destination('d')")
 
 
+def test_only_privileged_roles_name_the_certificate_of_a_postgres_destination(db, role):
+    db.sql(f"ALTER DATABASE {db.name} SET retrysafe.allowed_secret_directory = '/srv/secrets'")
+    reader = role("admin")
+    db.sql(f"GRANT pg_read_server_files TO {reader}")
+    create = "SELECT outbox_create_destination('d', 'postgres', %s::jsonb)"
+    for files in ('"ca_file": "ca.pem"', '"cert_file": "courier.pem", "key_file": "courier.key"'):
+        options = '{"host": "db", "dbname": "d", "user": "u", "password": "hunter2", ' + files + "}"
+        refused(db.connect(user=role("admin")), "42501", create, options)
+        run(db.connect(user=reader), create, options)
+        db.sql("SELECT outbox_drop_destination('d')")
+
+
 def test_nobody_else_can_have_secrets_sent_to_a_server_of_their_own(db, role):
     creator, other = role("admin"), role("admin")
     run(db.connect(user=creator), """SELECT outbox_create_destination('d', 'http',

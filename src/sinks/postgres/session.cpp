@@ -78,12 +78,13 @@ PGconn *start_connection(const Target &target, const Address &address) {
   given.emplace_back("target_session_attrs", "read-write");
   // Nothing that lies in the home directory of the server's account identifies a destination.
   given.emplace_back("passfile", kNoFile);
-  given.emplace_back("sslcert", kNoFile);
-  given.emplace_back("sslkey", kNoFile);
   given.emplace_back("sslcrl", kNoFile);
+  given.emplace_back("sslcert", target.cert_file);
+  given.emplace_back("sslkey", target.key_file);
+  given.emplace_back("sslpassword", target.key_password);
   given.emplace_back("gssencmode", "disable");
   if (PQlibVersion() >= kRequireAuthVersion) {
-    given.emplace_back("sslcertmode", "disable");
+    given.emplace_back("sslcertmode", target.cert_file == kNoFile ? "disable" : "allow");
     if (target.require_password) given.emplace_back("require_auth", "password,md5,scram-sha-256");
   }
 
@@ -154,6 +155,9 @@ Target::Target(const Options &options)
       application_name(options.text("application_name", "retrysafe")),
       ssl_mode(options.text("sslmode", "prefer")),
       ca_file(options.text("ca_file", kNoFile)),
+      cert_file(options.text("cert_file", kNoFile)),
+      key_file(options.text("key_file", kNoFile)),
+      key_password(options.text("key_password")),
       inbox_table(options.text("inbox_table", "public.retrysafe_inbox")),
       inbox_function(signature(std::string(options.text("inbox_function")), "(text, text)")),
       function(signature(std::string(options.text("function")), "(jsonb)")),
@@ -171,11 +175,24 @@ Target::Target(const Options &options)
       throw std::invalid_argument("sslmode \"" + ssl_mode + "\" needs option \"ca_file\"");
     ca_file = "system";
   }
+  if (options.has("cert_file") != options.has("key_file"))
+    throw std::invalid_argument("options \"cert_file\" and \"key_file\" need each other");
+  if (options.has("cert_file") && ssl_mode == "disable")
+    throw std::invalid_argument("a certificate needs another sslmode than \"disable\"");
+  // It would load the engine from a library of that name.
+  if (key_file.find(':') != std::string::npos)
+    throw std::invalid_argument(
+        "option \"key_file\" holds a colon: libpq takes what is before it for an engine of OpenSSL");
+  for (const char *name : {"ca_file", "cert_file", "key_file"})
+    if (options.has(name)) files.emplace_back(name, options.text(name));
 }
 
 Session::Session(const Options &options)
     : target_(options), epoll_(epoll_create1(EPOLL_CLOEXEC)), flood_guard_(kAllowance) {
   if (epoll_ < 0) throw std::system_error(errno, std::generic_category(), "epoll_create1");
+  // Else the password of a key that none is given for would be asked for on a terminal.
+  [[maybe_unused]] static const bool asks_nobody =
+      (PQsetSSLKeyPassHook_OpenSSL(PQdefaultSSLKeyPassHook_OpenSSL), true);
   for (const int fd : {resolver_.fd(), connector_.fd()}) {
     epoll_event event{};
     event.events = EPOLLIN;
@@ -192,9 +209,21 @@ void Session::open() {
   close();
   error_.clear();
   addresses_.clear();
+  if (!files_are_there()) return;
   state_ = State::kResolving;
   deadline_ = Clock::now() + target_.connect_timeout;
   resolver_.ask(target_.hosts);
+}
+
+// What is not there libpq passes over: it would verify nothing, or show no certificate.
+bool Session::files_are_there() {
+  for (const auto &[option, path] : target_.files) {
+    if (::access(path.c_str(), R_OK) == 0) continue;
+    error_ =
+        "the file of option \"" + option + "\" cannot be read: " + std::generic_category().message(errno);
+    return false;
+  }
+  return true;
 }
 
 void Session::close() {

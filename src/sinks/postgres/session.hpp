@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <libpq-fe.h>
@@ -26,7 +27,9 @@ struct Target {
   explicit Target(const Options &options);
 
   std::vector<std::string> hosts;
-  std::string port, dbname, user, password, application_name, ssl_mode, ca_file;
+  std::string port, dbname, user, password, application_name;
+  std::string ssl_mode, ca_file, cert_file, key_file, key_password;
+  std::vector<std::pair<std::string, std::string>> files;  // that options name: option, path
   std::string inbox_table, inbox_function, function;
   bool require_password;
   std::chrono::milliseconds connect_timeout, statement_timeout;
@@ -71,6 +74,7 @@ class Session {
  private:
   enum class Step { kSettings, kInspect, kPrepare };
 
+  bool files_are_there();
   void resolve();
   void try_next_address();
   void connect();
