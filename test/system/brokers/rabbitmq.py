@@ -136,11 +136,16 @@ class RabbitMQ(Broker):
         """(method, properties, body) of what is in a queue, which is empty afterwards."""
         found = []
         with self.channel() as channel:
+            # Acknowledged by hand: what is on its way when the broker is slow would be gone with the consumer.
             while channel.queue_declare(queue, passive=True).method.message_count:
-                for method, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=0.5):
+                last = None
+                for method, properties, body in channel.consume(queue, inactivity_timeout=0.5):
                     if method is None:
                         break
                     found.append((method, properties, body))
+                    last = method.delivery_tag
+                if last:
+                    channel.basic_ack(last, multiple=True)
                 channel.cancel()
         return found
 
