@@ -22,7 +22,6 @@ for file in "${files[@]}"; do
     test/tap/*.pl | test/tap/*.pm) ;;
     test/unit/*_test.cpp) ;;
     test/fuzz/*.hpp) ;; # what the targets have in common
-    test/fuzz/leaks.supp) ;; # read by scripts/fuzz
     test/fuzz/*.cpp) has "test/fuzz/corpus/${name%.cpp}" "$file: there are no inputs to begin with" ;;
     test/fuzz/corpus/*/*) has "test/fuzz/$(basename "$(dirname "$file")").cpp" "$file belongs to no target" ;;
     test/system/brokers/contract.py) ;; # tests that each kind of broker takes over
