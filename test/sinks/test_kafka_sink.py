@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+import preload
 from brokers import librdkafka
 from brokers.kafka import GUEST, PASSWORD, TOPIC, USER, Kafka, free_ports, read_messages
 from brokers.librdkafka import INIT_PRODUCER_ID, PRODUCE, TRANSPORT, MockCluster
@@ -663,6 +664,27 @@ def test_a_process_that_ends_without_closing(broker, topic):
     script = EXITS.format(path=[p for p in sys.path if p.endswith(("/sinks", "/system"))], options=options)
     for _ in range(5):
         assert subprocess.run([sys.executable, "-c", script], timeout=30).returncode == 0
+
+
+@pytest.mark.parametrize("tls", [[False], [True], [False, True]], ids=["plain", "TLS", "plain, then TLS"])
+def test_threads_end_before_anything_is_taken_down(tmp_path, tls):
+    """Whenever it is that OpenSSL is set up, whose handler for the end of the process is the most dangerous one."""
+    library = preload.build("alone_at_its_end", tmp_path)
+    program = f"""
+import ctypes, os, sys
+sys.path[:0] = {sys.path!r}
+from sink import Sink, event
+kept = event(1)
+usual = ctypes.c_int.in_dll(ctypes.CDLL({str(library)!r}), "usual_threads")
+usual.value = len(os.listdir("/proc/self/task"))
+for tls in {tls!r}:
+    sink = Sink("kafka", {{"brokers": "127.0.0.1:1", "topic": "t", "tls": tls}})
+    assert sink.submit(kept)
+    sink.module.flush(sink.handle)
+    assert len(os.listdir("/proc/self/task")) > usual.value
+ctypes.CDLL(None).exit(0)
+"""
+    subprocess.run([sys.executable, "-c", program], env=os.environ | {"LD_PRELOAD": str(library)}, check=True, timeout=30)
 
 
 def test_an_idle_sink_leaves_an_absent_cluster_alone(mock):
