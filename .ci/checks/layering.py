@@ -20,7 +20,7 @@ ALLOWED = {  # folder of the file -> folders and files that it may include, besi
     "module.cpp": ["core", "pg", "settings.hpp", "idempotency", "outbox", "sink", "runtime"],
     "relay": ["core", "sink", "sinks/connector.hpp"],
     "sinks": ["core", "sink/abi.h", "sink/kit.hpp", "sinks/resolver.hpp", "sinks/flood_guard.hpp", "sinks/tls_context.hpp",
-              "sinks/connector.hpp"],
+              "sinks/connector.hpp", "sinks/process_end.hpp"],
 }
 CLIENT_HEADERS = {  # header -> the only folder, or folders, for it
     r"curl/": "sinks/http/",

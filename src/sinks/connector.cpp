@@ -11,13 +11,14 @@
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <new>
 #include <system_error>
 #include <thread>
 #include <utility>
+
+#include "sinks/process_end.hpp"
 
 namespace retrysafe::sink {
 
@@ -175,14 +176,11 @@ bool Connector::abandon(Attempt &attempt) {
   return true;
 }
 
-// When the process ends, the TLS library would be taken down while a thread may still be in it, if only at
-// its own end. So nothing is taken down.
 void Connector::end_all(int exit_code, void *) noexcept {
   Abandoned &all = abandoned();
   std::unique_lock lock(all.mutex);
   all.ended.wait_for(lock, kPatienceAtExit, [&] { return all.running == 0; });
-  (void)std::fflush(nullptr);
-  ::_exit(exit_code);
+  end_process(exit_code);
 }
 
 }  // namespace retrysafe::sink

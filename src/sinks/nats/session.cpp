@@ -6,13 +6,11 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <condition_variable>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -25,6 +23,7 @@
 #include "core/printable.hpp"
 #include "sinks/flood_guard.hpp"
 #include "sinks/nats/sockets.hpp"
+#include "sinks/process_end.hpp"
 
 namespace retrysafe::nats {
 
@@ -179,9 +178,8 @@ Threads &threads() {
   return *all;
 }
 
-// When the process ends, the TLS library would be taken down while threads still run. One that has left the
-// list may still be in it, at its own end, and crash there: so nothing is taken down.
-void end_all_threads([[maybe_unused]] int exit_code, void *) noexcept {
+// One that has left the list may still be in the TLS library, at its own end.
+void end_all_threads(int exit_code, void *) noexcept {
   Threads &all = threads();
   std::unique_lock lock(all.mutex);
   for (Session::Shared *session : all.sessions) {
@@ -191,10 +189,7 @@ void end_all_threads([[maybe_unused]] int exit_code, void *) noexcept {
     session->thread.ring();
   }
   all.ended.wait_for(lock, kPatienceAtExit, [&] { return all.sessions.empty(); });
-  (void)std::fflush(nullptr);
-#ifndef RETRYSAFE_COVERAGE  // whose counters are written by what is left out here
-  ::_exit(exit_code);
-#endif
+  sink::end_process(exit_code);
 }
 
 // Process-wide state of the library, made once and never unmade.
