@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <sstream>
 #include <string>
 
 namespace retrysafe {
@@ -16,6 +17,9 @@ TEST(Kinds, EachHasAConsistentList) {
       EXPECT_TRUE(check_description(option, &problem)) << kind->name << ": " << problem.message;
       EXPECT_FALSE(option.description.empty()) << kind->name << "." << option.name;
       EXPECT_EQ(find_option(kind->options, option.name).description, &option) << "named twice";
+      std::istringstream needs{std::string(option.needs)};
+      for (std::string other; std::getline(needs, other, '|');)
+        EXPECT_TRUE(find_option(kind->options, other).description) << option.name << " needs " << other;
     }
   }
 }
