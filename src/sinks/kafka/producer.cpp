@@ -44,8 +44,17 @@ rd_kafka_vu_t part(rd_kafka_vtype_t type) {
 Producer::Producer(const Settings &settings, int wake_fd)
     : lookup_(settings.addresses, settings.connect_timeout) {
   Conf conf = make_conf(settings);
-  rd_kafka_conf_set_opaque(conf.get(), &lookup_);
-  rd_kafka_conf_set_resolve_cb(conf.get(), &NameLookup::resolve);
+  rd_kafka_conf_set_opaque(conf.get(), this);
+  rd_kafka_conf_set_resolve_cb(conf.get(), [](const char *node, const char *service, const addrinfo *hints,
+                                              addrinfo **list, void *self) {
+    return NameLookup::resolve(node, service, hints, list, &static_cast<Producer *>(self)->lookup_);
+  });
+  if (settings.tls)
+    rd_kafka_conf_set_ssl_cert_verify_cb(
+        conf.get(), [](rd_kafka_t *, const char *broker, int32_t, int *x509_error, int depth, const char *,
+                       size_t, char *, size_t, void *self) {
+          return static_cast<Producer *>(self)->certificate_check_.note(broker, *x509_error, depth);
+        });
   char error[kErrorBytes] = "";
   producer_.reset(rd_kafka_new(RD_KAFKA_PRODUCER, conf.get(), error, sizeof error));
   if (!producer_) throw std::invalid_argument(error);
@@ -114,6 +123,8 @@ Producer::Trouble Producer::trouble(rd_kafka_event_t *event) const {
     const NameLookup::Failure failure = lookup_.failure();
     result.text = failure.text;
     result.final = failure.refused;
+  } else if (result.error == RD_KAFKA_RESP_ERR__SSL) {
+    result.text = certificate_check_.failure();
   }
   if (result.text.empty()) result.text = stable_text(text ? text : rd_kafka_err2str(result.error));
   if (result.error == RD_KAFKA_RESP_ERR__AUTHENTICATION && rd_kafka_version() < kScramRepaired &&

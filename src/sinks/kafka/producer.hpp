@@ -1,7 +1,8 @@
 // One idempotent producer of the library, from start to end.
 //
 // The library works in threads of its own and hands over what became of messages through a queue, whose
-// descriptor wakes us. Nothing of ours runs in its threads but the look-up of names.
+// descriptor wakes us. Nothing of ours runs in its threads but the look-up of names and
+// the note of what is wrong with a certificate.
 #pragma once
 
 #include <librdkafka/rdkafka.h>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "sinks/kafka/certificate_check.hpp"
 #include "sinks/kafka/message.hpp"
 #include "sinks/kafka/name_lookup.hpp"
 #include "sinks/kafka/settings.hpp"
@@ -72,7 +74,8 @@ class Producer {
   static inline constinit Producer *newest = nullptr;  // of the living ones
   Producer *older_ = nullptr;
 
-  NameLookup lookup_;  // outlives the threads
+  NameLookup lookup_;  // outlives the threads, as does the next one
+  CertificateCheck certificate_check_;
   std::unique_ptr<rd_kafka_t, Destroy> producer_;
   std::unique_ptr<rd_kafka_queue_t, FreeQueue> queue_;
 };
