@@ -24,8 +24,8 @@ ALLOWED = {  # folder of the file -> folders and files that it may include, besi
 }
 CLIENT_HEADERS = {  # header -> the only folder, or folders, for it
     r"curl/": "sinks/http/",
-    r"openssl/": ("pg/digest.cpp", "sinks/http/", "sinks/kafka/certificate_check.", "sinks/rabbitmq/", "sinks/redis/",
-                  "sinks/tls_context."),
+    r"openssl/": ("pg/digest.cpp", "sinks/connector.", "sinks/http/", "sinks/kafka/certificate_check.", "sinks/rabbitmq/",
+                  "sinks/redis/", "sinks/tls_context."),
     r"libpq-fe\.h": ("sinks/postgres/", "sinks/connector.", "relay/"),
     r"librdkafka/": "sinks/kafka/",
     r"nats/": "sinks/nats/",

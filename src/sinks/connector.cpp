@@ -1,5 +1,6 @@
 #include "sinks/connector.hpp"
 
+#include <openssl/crypto.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -80,6 +81,11 @@ bool Connector::start(std::function<PGconn *()> begin) {
     return attempt->done;
   });
   if (abandoned_.size() >= kMaxAbandoned) return false;
+  // A process may end while a thread runs, after a FATAL error of the server for one. Handlers that were
+  // registered earlier run later then, and OpenSSL's has to be among those: it registers one when it is asked
+  // for anything.
+  [[maybe_unused]] static const int registered =
+      (OPENSSL_init_crypto(OPENSSL_INIT_LOAD_CRYPTO_STRINGS, nullptr), on_exit(end_all, nullptr));
   auto attempt = std::make_shared<Attempt>(std::move(begin), fd_);
   // A signal that the thread took would be lost to the process.
   sigset_t all, before;
@@ -155,8 +161,6 @@ PGconn *Connector::collect() {
 void Connector::give_up() {
   if (!attempt_) return;
   if (!abandon(*attempt_)) return PQfinish(collect());
-  // When the process ends, handlers that were registered earlier, those of the TLS library, run later.
-  [[maybe_unused]] static const int registered = on_exit(end_all, nullptr);
   attempt_->thread.detach();
   abandoned_.push_back(std::move(attempt_));
 }

@@ -16,6 +16,7 @@ import uuid
 import pytest
 
 import outages
+import preload
 from conftest import TOP, cluster, eventually, in_spite_of_crashes, make_database, run
 from names import cluster_with_names
 from receiver import Receiver
@@ -659,6 +660,37 @@ def test_something_that_is_no_server(far, sinks, greeting, reason):
         assert reason in outcomes["a"].reason
     finally:
         listener.close()
+
+
+@pytest.mark.skipif("RETRYSAFE_COVERAGE" in os.environ, reason="built to count lines, which is done where others do nothing more")
+def test_the_end_of_a_process_that_connects(tmp_path):
+    """As after a FATAL error of the server. Nothing is taken down that the thread may be in, OpenSSL least of all."""
+    library = preload.build("alone_at_its_end", tmp_path)
+    listener = Listener(b"S")
+    program = f"""
+import ctypes, os, select, sys
+sys.path[:0] = {sys.path!r}
+from sink import Sink, event
+kept = event(1)
+usual = ctypes.c_int.in_dll(ctypes.CDLL({str(library)!r}), "usual_threads")
+usual.value = len(os.listdir("/proc/self/task"))
+sink = Sink("postgres", dict(host="127.0.0.1", port={listener.port}, dbname="d", user="u", require_password="false"))
+assert sink.submit(kept)
+sink.collect()
+while sys.stdin not in select.select([sys.stdin, sink.module.wait_fd(sink.handle)], [], [])[0]:
+    sink.collect()
+ctypes.CDLL(None).exit(3)
+"""
+    environment = os.environ | {"LD_PRELOAD": str(library)}
+    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE) as process:
+        try:
+            eventually(lambda: listener.connections)
+            assert listener.connections[0].recv(8) + listener.connections[0].recv(1) == b"\0\0\0\x08\x04\xd2\x16\x2f\x16"
+            process.stdin.close()
+            assert process.wait(20) == 3
+        finally:
+            process.kill()
+            listener.close()
 
 
 # --- a server that goes down -----------------------------------------------------------------------------------------
