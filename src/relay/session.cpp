@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <new>
+#include <optional>
 #include <random>
 
 #include "core/backoff.hpp"
@@ -33,6 +35,30 @@ std::vector<std::string> split(const std::string &list) {
     begin = end + 1;
   }
   return parts;
+}
+
+// Where a service file or the environment say that the hosts are. libpq would try them one after the other,
+// without a limit for each. Of a service it tells that only by way of the environment.
+void take_defaults(const std::optional<std::string> &service, std::string *host, std::string *hostaddr,
+                   std::string *port) {
+  constexpr const char *variable = "PGSERVICE";
+  const char *const value = std::getenv(variable);
+  const std::optional<std::string> before = value ? std::optional<std::string>(value) : std::nullopt;
+  if (service) setenv(variable, service->c_str(), 1);
+  PQconninfoOption *const defaults = PQconndefaults();
+  if (before)
+    setenv(variable, before->c_str(), 1);
+  else
+    unsetenv(variable);
+  if (!defaults) throw std::bad_alloc();
+  for (const PQconninfoOption *option = defaults; option->keyword; ++option) {
+    const std::string_view keyword = option->keyword;
+    if (!option->val) continue;
+    if (keyword == "host") *host = option->val;
+    if (keyword == "hostaddr") *hostaddr = option->val;
+    if (keyword == "port" && port->empty()) *port = option->val;
+  }
+  PQconninfoFree(defaults);
 }
 
 // To fetch is not to wait for the disk: the server itself waits for what must not be lost, which is seldom.
@@ -97,17 +123,11 @@ Hosts::Hosts(const std::string &connection) {
   default_to("keepalives_interval", "5");
   default_to("keepalives_count", "3");
   default_to("tcp_user_timeout", "30000");
-  // libpq would try the hosts of the environment one after the other, without a limit for each.
-  const auto from_environment = [](const char *variable, std::string *text) {
-    const char *value = std::getenv(variable);
-    if (value && text->empty()) *text = value;
-  };
-  const bool has_service =
-      std::any_of(common.begin(), common.end(), [](const auto &c) { return c.first == "service"; });
-  if (host.empty() && hostaddr.empty() && !has_service && !std::getenv("PGSERVICE")) {
-    from_environment("PGHOST", &host);
-    from_environment("PGHOSTADDR", &hostaddr);
-    from_environment("PGPORT", &port);
+  if (host.empty() && hostaddr.empty()) {
+    const auto service =
+        std::find_if(common.begin(), common.end(), [](const auto &c) { return c.first == "service"; });
+    take_defaults(service == common.end() ? std::nullopt : std::optional(service->second), &host, &hostaddr,
+                  &port);
   }
   const std::vector<std::string> hosts = split(host), addresses = split(hostaddr), ports = split(port);
   const size_t count = std::max(hosts.size(), addresses.size());

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 
@@ -539,6 +540,19 @@ def test_the_first_host_that_takes_writes(db):
 
 
 # --- what it is told --------------------------------------------------------------------------------------------
+
+
+def test_hosts_of_a_service_file(db):
+    """Each has its time: the first one takes connections and says nothing."""
+    null(db)
+    emit_many(db, 1)
+    services = db.server.directory / "services"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        services.write_text(f"[shop]\nhost=127.0.0.1,{db.server.directory}\nport={silent.getsockname()[1]},{db.server.port}\n"
+                            f"dbname={db.name}\nuser=postgres\n")
+        with relay(db, "d", connection="service=shop connect_timeout=1",
+                   environment={"PGSERVICEFILE": str(services)}) as process:
+            eventually(lambda: status(db)["delivered"] == 1, message=process.log)
 
 
 def test_a_name_that_nobody_resolves_holds_up_nothing(db):
