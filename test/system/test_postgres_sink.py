@@ -2,7 +2,6 @@
 import contextlib
 import json
 import os
-import pty
 import select
 import shutil
 import signal
@@ -587,30 +586,6 @@ def test_a_file_that_has_gone_is_not_passed_over(guarded, sinks, tmp_path, optio
 
 def end_connections(database, role):
     assert database.value("SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity WHERE usename = %s", role) > 0
-
-
-def test_nobody_is_asked_for_the_password_of_a_key(guarded):
-    """A server or a relay may have been started at a terminal."""
-    far, folder = guarded
-    options = certificate(folder, key="locked") | {"host": "127.0.0.1", "port": far.server.port, "dbname": far.name,
-                                                   "user": "courier", "require_password": "false"}
-    program = f"""
-import sys
-sys.path[:0] = {sys.path!r}
-from sink import Sink, UNREACHABLE, event
-with Sink("postgres", { {name: str(value) for name, value in options.items()} !r}) as sink:
-    outcome, = sink.send(event(0))
-    sys.exit(outcome.status != UNREACHABLE)
-"""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.execv(sys.executable, [sys.executable, "-c", program])
-    said = b""
-    with contextlib.suppress(OSError):  # that is how its end reads
-        while piece := os.read(terminal, 4096):
-            said += piece
-            assert b"pass" not in said
-    assert (os.waitpid(child, 0)[1], said) == (0, b"")
 
 
 def test_values_cannot_carry_options(far, sinks):

@@ -101,7 +101,7 @@ Transfer::Transfer(Endpoint &endpoint) : endpoint_(endpoint), easy_(curl_easy_in
   if (!endpoint.cert_file.empty()) {
     set(easy, CURLOPT_SSLCERT, endpoint.cert_file.c_str());
     set(easy, CURLOPT_SSLKEY, endpoint.key_file.c_str());
-    if (!endpoint.key_password.empty()) set(easy, CURLOPT_KEYPASSWD, endpoint.key_password.c_str());
+    set(easy, CURLOPT_KEYPASSWD, endpoint.key_password.c_str());  // not given, a terminal would be asked
   }
   if (endpoint.tls && endpoint.http2) {
     set(easy, CURLOPT_HTTP_VERSION, static_cast<long>(CURL_HTTP_VERSION_2TLS));

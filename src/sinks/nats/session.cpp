@@ -13,6 +13,8 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <mutex>
 #include <random>
 #include <stdexcept>
@@ -90,6 +92,13 @@ std::string url(const Endpoint &endpoint) {
     throw std::runtime_error("the address cannot be written as text");
   const std::string host = ipv4 ? text : "[" + std::string(text) + "]";
   return "nats://" + host + ":" + std::to_string(endpoint.server.port);
+}
+
+// The library would ask for its password on a terminal.
+bool is_encrypted(const std::string &key_file) {
+  std::ifstream file(key_file);
+  const std::string text(std::istreambuf_iterator<char>(file), {});
+  return text.find("ENCRYPTED") != std::string::npos;
 }
 
 // Not to be guessed: whoever knows it could answer in the server's place.
@@ -354,6 +363,7 @@ OptionsPointer Session::Shared::options_for(const Endpoint &endpoint) {
   check(natsOptions_SetExpectedHostname(options, endpoint.server.host.c_str()));
   if (!target->ca_file.empty())
     check(natsOptions_LoadCATrustedCertificates(options, target->ca_file.c_str()));
+  if (is_encrypted(target->key_file)) throw std::runtime_error("the key in key_file is encrypted");
   if (!target->cert_file.empty())
     check(natsOptions_LoadCertificatesChain(options, target->cert_file.c_str(), target->key_file.c_str()));
   if (target->tls || endpoint.server.tls) check(natsOptions_SetSecure(options, true));
