@@ -23,7 +23,7 @@ import uuid
 
 import ending
 from brokers.broker import Broker, Message
-from brokers.librdkafka import configure_topic, create_topic
+from brokers.librdkafka import INVALID_REPLICATION_FACTOR, Failure, configure_topic, create_topic
 from brokers.ports import free_ports
 
 HERE = pathlib.Path(__file__).resolve().parent / "kafka_jars"
@@ -226,7 +226,15 @@ class Kafka(Broker):
         shutil.rmtree(self.directory)
 
     def create_topic(self, name, partitions=1, replicas=1, **config):
-        create_topic(self.brokers, name, partitions, replicas, **config)
+        """Waits for nodes that are shut out because they were late with a heart-beat: on a busy machine a second is short."""
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                return create_topic(self.brokers, name, partitions, replicas, **config)
+            except Failure as failure:
+                if failure.code != INVALID_REPLICATION_FACTOR or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
 
     def configure_topic(self, name, **config):
         configure_topic(self.brokers, name, **config)

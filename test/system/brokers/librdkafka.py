@@ -6,6 +6,7 @@ _library = ctypes.CDLL("librdkafka.so.1")
 
 TRANSPORT = -195
 TOPIC_ALREADY_EXISTS = 36
+INVALID_REPLICATION_FACTOR = 38
 TOPIC_RESOURCE = 2
 PRODUCE, INIT_PRODUCER_ID = 0, 22  # keys of requests
 
@@ -53,9 +54,15 @@ _mock_up = _function("mock_broker_set_up", c_int, c_void_p, c_int32)
 _mock_rtt = _function("mock_broker_set_rtt", c_int, c_void_p, c_int32, c_int)
 
 
+class Failure(RuntimeError):
+    def __init__(self, code):
+        super().__init__(_err2str(code).decode())
+        self.code = code
+
+
 def _check(error):
     if error:
-        raise RuntimeError(_err2str(error).decode())
+        raise Failure(error)
 
 
 class _Client:
