@@ -3,6 +3,7 @@
 #include "core/wal_position.hpp"
 #include "outbox/snapshot.hpp"
 #include "pg/boundary.hpp"
+#include "pg/fault_point.hpp"
 #include "pg/latch.hpp"
 #include "settings.hpp"
 
@@ -95,7 +96,7 @@ bool is_kept_for_standby(const ShardKey &key, const OpenWindow &open) {
 }
 
 bool may_publish(const ShardKey &key, const OpenWindow &open) {
-  if (!is_wanted()) return true;
+  if (!is_wanted() || RETRYSAFE_FAULT("reader.ahead_of_standby")) return true;
   KeptWindow *kept = find(key);
   if (!kept || !is_of(*kept, open)) kept = keep(key, open);
   return has_arrived(kept);

@@ -14,6 +14,7 @@
 #include "outbox/shard.hpp"
 #include "outbox/snapshot.hpp"
 #include "outbox/window.hpp"
+#include "pg/fault_point.hpp"
 #include "pg/random.hpp"
 #include "pg/statement.hpp"
 
@@ -196,7 +197,7 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
       event.held = event.ordering_key && is_held(d, claim.shard, event.ordering_key, event.id);
     }
   // Nothing is published before its commit is durable. A stored window was flushed for when it was new.
-  if (batch->opens_window) flush_wal();
+  if (batch->opens_window && !RETRYSAFE_FAULT("reader.no_flush")) flush_wal();
   if (batch->event_count > parked_count && !may_publish(key, open)) return without_log();
   return batch;
 }

@@ -156,7 +156,8 @@ Turn empty(const RingKeeper &keeper, const Piece &p) {
 
 Turn seal(const RingKeeper &keeper, const Piece &p) {
   const int piece = piece_of(p.generation);
-  if (!try_to_lock(keeper, piece, ShareLock)) return Turn::kBlocked;
+  if (!try_to_lock(keeper, piece, ShareLock) && !RETRYSAFE_FAULT("ring.seal_under_writer"))
+    return Turn::kBlocked;
   const TimestampTz needed_until = keeper.needed_until ? keeper.needed_until(piece) : DT_NOBEGIN;
   update_sealed.run({pg::value(name_of(keeper.ring)), pg::value(p.generation),
                      pg::value(ObjectIdGetDatum(pg::extension().outbox_log_id_seq)),

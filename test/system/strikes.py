@@ -1,4 +1,5 @@
 """Ending servers and their processes in every way, and telling whether they are gone."""
+import contextlib
 import os
 import subprocess
 
@@ -19,10 +20,22 @@ def kill_postmaster(server):
     """SIGKILL, and a new one."""
     children = children_of(server.pid)
     kill(server.pid)
+    start_again(server, children)
+
+
+def start_again(server, children):
     # The new one may only start when the last process of the old one has noticed, and nobody has its number any more.
     eventually(lambda: not any(alive(pid) for pid in children), timeout=10, message="a process outlived the postmaster")
     eventually(lambda: not os.path.exists(f"/proc/{server.pid}"), timeout=30, message="nobody asks how the postmaster ended")
     eventually(lambda: starts(server), timeout=10, message=server.log()[-2000:])
+
+
+def lose_power(server, children):
+    """All that is only in the server's memory is gone, WAL that was not written among it. It has to be quick, so somebody else
+    has to know the children."""
+    for pid in (server.pid, *children):
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid)
 
 
 def starts(server):

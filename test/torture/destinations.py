@@ -4,6 +4,7 @@ import json
 import time
 from dataclasses import dataclass
 
+from alarm import Alarm
 from conftest import Server, eventually, in_spite_of_crashes, make_database, run
 from far_sides import INBOX, Stream, Taken, redis_is_here
 from hooks import MISCHIEF, TIMEOUT, Hook
@@ -11,8 +12,9 @@ from keepers import RedisKeeper, RelayKeeper
 from puller import Puller
 from records import Record
 
-FAST = "backoff => '100 ms', backoff_max => '1 s', lease => '2 s'"
+FAST = "backoff => '100 ms', backoff_max => '1 s'"
 PATIENT = f"{FAST}, max_attempts => 1000000"
+SHORT, LONG = "lease => '2 s'", "lease => '20 s'"
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Destinations:
         folder.mkdir()
         self.far_sides, self.hooks, self.pullers, self.keepers = {}, {}, [], []
         self.far = self.redis = None
+        self.alarm = Alarm()
         self.hooks_ever = []
         self._numbers = itertools.count(1)
 
@@ -42,34 +45,34 @@ class Destinations:
         self.hook("picky", "event_types => '{ordered,plain}'", patience=f"{FAST}, max_attempts => 3", usual=0.2, kinds=("failed",),
                   types=("ordered", "plain"), ordered=False)
         self.hook("relayed", "shards => 2, workers => false")
-        self.hook("shared", "shards => 4")
+        self.hook("shared", "shards => 4", lease=SHORT)
         self.keepers += [RelayKeeper(self.site, "relay 1", "relayed", "shared"), RelayKeeper(self.site, "relay 2", "relayed", "shared")]
         self.brief()
         self.pull("pull")
         self.far_sides["function"] = FarSide(Taken(self.db), once=True)
-        self.db.sql(f"SELECT outbox_create_destination('function', 'function', '{{\"function\": \"public.take\"}}', {PATIENT})")
+        self.db.sql(f"SELECT outbox_create_destination('function', 'function', '{{\"function\": \"public.take\"}}', {PATIENT}, {SHORT})")
         self.create_far(at_end)
         if redis_is_here():
             self.redis = RedisKeeper()
             self.keepers.append(self.redis)
             self.far_sides["redis"] = FarSide(Stream(self.redis.redis))
-            self.db.sql(f"SELECT outbox_create_destination('redis', 'redis', %s, {PATIENT})",
+            self.db.sql(f"SELECT outbox_create_destination('redis', 'redis', %s, {PATIENT}, {SHORT})",
                         json.dumps(self.redis.redis.options(timeout="2s", connect_timeout="1s")))
         else:
             say("skipped: there is no redis-server")
         self.look()
 
-    def hook(self, name, extra="shards => 1", patience=PATIENT, usual=0.01, kinds=tuple(MISCHIEF), **expected):
-        record = Record(self.folder / f"{name}.jsonl")
+    def hook(self, name, extra="shards => 1", patience=PATIENT, lease=LONG, usual=0.01, kinds=tuple(MISCHIEF), **expected):
+        record = Record(self.folder / f"{name}.jsonl", self.alarm)
         hook = self.hooks[name] = Hook(name, record, self.seed, usual, kinds)
         self.hooks_ever.append(hook)
         self.far_sides[name] = FarSide(record, **expected)
-        self.db.sql(f"SELECT outbox_create_destination(%s, 'http', %s, {patience}, {extra})", name, options_of(hook))
+        self.db.sql(f"SELECT outbox_create_destination(%s, 'http', %s, {patience}, {lease}, {extra})", name, options_of(hook))
 
     def pull(self, name):
-        record = Record(self.folder / f"{name}.jsonl")
+        record = Record(self.folder / f"{name}.jsonl", self.alarm)
         self.far_sides[name] = FarSide(record)
-        self.db.sql(f"SELECT outbox_create_destination(%s, 'pull', shards => 3, {PATIENT})", name)
+        self.db.sql(f"SELECT outbox_create_destination(%s, 'pull', shards => 3, {PATIENT}, {SHORT})", name)
         for number in range(2):
             self.pullers.append(Puller(self.db, name, record, self.seed, number))
 
@@ -80,7 +83,7 @@ class Destinations:
         database = make_database(self.far, "far")
         database.sql(INBOX)
         self.far_sides["postgres"] = FarSide(Taken(database), once=True)
-        self.db.sql(f"SELECT outbox_create_destination('postgres', 'postgres', %s, shards => 2, {PATIENT})",
+        self.db.sql(f"SELECT outbox_create_destination('postgres', 'postgres', %s, shards => 2, {PATIENT}, {LONG})",
                     json.dumps({"host": "127.0.0.1", "port": self.far.port, "dbname": "far", "user": "postgres",
                                 "function": "public.take", "connect_timeout": "1s"}))
 
@@ -88,14 +91,14 @@ class Destinations:
         """Drops the destination `brief`, and makes it again, with another receiver. As a far side it has a number."""
         number = next(self._numbers)
         name = f"brief-{number}"
-        record = Record(self.folder / f"{name}.jsonl")
+        record = Record(self.folder / f"{name}.jsonl", self.alarm)
         hook = Hook(name, record, self.seed)
         old, old_hook = self.far_sides.get(f"brief-{number - 1}"), self.hooks.pop(f"brief-{number - 1}", None)
         if old:
             old.until = time.monotonic()
         eventually(lambda: in_spite_of_crashes(lambda: self.db.sql(f"""
             SELECT retrysafe.outbox_drop_destination('brief');
-            SELECT retrysafe.outbox_create_destination('brief', 'http', %s, {PATIENT}, shards => 2)""", options_of(hook))), timeout=60,
+            SELECT retrysafe.outbox_create_destination('brief', 'http', %s, {PATIENT}, {LONG}, shards => 2)""", options_of(hook))), timeout=60,
             message="a destination cannot be made")
         self.far_sides[name] = FarSide(record, since=time.monotonic())
         self.hooks[name] = hook
@@ -103,6 +106,10 @@ class Destinations:
         if old_hook and not old_hook.away:
             old_hook.receiver.stop()
         return name
+
+    def heard(self):
+        """Names of those whose far sides tell the alarm."""
+        return [name.split("-")[0] for name in self.hooks] + sorted({puller.destination for puller in self.pullers})
 
     def look(self):
         """In the main thread, often: starts again what has died."""

@@ -11,16 +11,17 @@ import psycopg2
 from conftest import eventually, in_spite_of_crashes, kill, run
 from keepers import RedisKeeper, RelayKeeper
 from player import Player
-from strikes import alive, children_of, kill_postmaster, starts
+from strikes import alive, children_of, kill_postmaster, lose_power, start_again, starts
 
 SETTINGS = [("retrysafe.workers_per_database", (0, 1, 2, 3)), ("retrysafe.outbox_retention", ("0", "2s", "5s")),
             ("retrysafe.outbox_rotation_age", ("1s", "2s", "10s")), ("retrysafe.poll_interval", ("50ms", "200ms", "2s"))]
 
 
 class Killer(Player):
-    def __init__(self, site, destinations, actions, log):
+    def __init__(self, site, destinations, messenger, actions, log):
         super().__init__("killer")
         self.site, self.db, self.destinations, self.actions = site, site.db, destinations, actions
+        self.messenger = messenger
         self.log = log
         self.played = 0
         self.far_is_up, self.standby_is_up, self.disk_is_full = True, True, False
@@ -151,6 +152,48 @@ class Killer(Player):
         kill_postmaster(self.server)
         self.up()
         return "done"
+
+    def lose_power(self, action):
+        """When an event arrives whose transaction waited for nothing: in silence, or while others keep the disk busy."""
+        alarm, server, in_silence = self.destinations.alarm, self.server, action.duration < 4.5
+        with self.silence(action) if in_silence else contextlib.nullcontext():
+            processes = children_of(server.pid)
+            alarm.arm(f"w{self.messenger.number}", lambda: lose_power(server, processes))
+            with contextlib.suppress(psycopg2.Error):
+                self.messenger.send(waits=False)
+            arrived = alarm.went_off.wait(5)
+            alarm.goes_off()
+            start_again(server, processes)
+        self.up()
+        return f"{'when' if arrived else 'before'} an event arrived, {'in silence' if in_silence else 'among others'}"
+
+    @contextlib.contextmanager
+    def silence(self, action):
+        """Nobody writes, and only one destination is published to: so what made WAL reach the disk was its publisher."""
+        def others(what):
+            eventually(lambda: in_spite_of_crashes(lambda: self.db.sql(
+                f"SELECT retrysafe.outbox_{what}(name) FROM retrysafe.outbox_status WHERE name <> %s", alone)), timeout=60)
+
+        alone = self.one_of(action, self.destinations.heard())
+        self.site.quiet.set()
+        others("pause")
+        self.wait_for_rest()
+        try:
+            yield
+        finally:
+            others("resume")
+            self.site.quiet.clear()
+
+    def wait_for_rest(self):
+        """No WAL reaches the disk for a moment."""
+        until = time.monotonic() + 5
+        rests = last = None
+        with contextlib.suppress(psycopg2.Error), contextlib.closing(self.server.connect()) as connection:
+            while time.monotonic() < until and (rests is None or time.monotonic() < rests + 0.3):
+                flushed = run(connection, "SELECT pg_current_wal_flush_lsn()")
+                if flushed != last:
+                    rests, last = time.monotonic(), flushed
+                time.sleep(0.02)
 
     def stop_immediately(self, _):
         return self.restart_with("immediate")

@@ -4,10 +4,12 @@ Commits wait until the standby has them and shows them (`synchronous_commit = re
 nothing that a client knows of. There is one way around it: a session that is cancelled while it waits has committed on the
 primary alone. So before a promotion the standby has to have all that was written until then, and from then on nobody
 cancels anything. Nor may it lose what a receiver knows of. With `retrysafe.publish_after = synchronous_standby` that holds by
-itself. Without, it does not for transactions that do not wait; so then none of them is under way in a promotion.
+itself: so writers are in haste then, and for a while commit what the standby never gets. Without, it does not hold for
+transactions that do not wait; so then none of them is under way in a promotion.
 
 The database is in a tablespace of each place, a file system in memory that can be filled, where mounting is permitted.
 """
+import contextlib
 import os
 import pathlib
 import shutil
@@ -21,8 +23,10 @@ import psycopg2
 
 from clock import LIBRARY, Clock
 from conftest import Server, eventually, make_database, run
+from gate import Gate
 
 SPACE = "256m"
+HASTE = 2.0  # seconds in which a primary goes on alone before it is lost
 
 
 class Standby(Server):
@@ -55,8 +59,10 @@ class Site:
         self.say = say
         self.mounted = []
         self.standby = None
-        # Held by transactions that do not wait, and by a promotion.
-        self.without_waiting = threading.Semaphore(1 if publish_after == "local_flush" else 1000)
+        self.publish_after = publish_after
+        self.without_waiting = Gate()      # for transactions that do not wait
+        self.haste = threading.Event()     # no transaction waits
+        self.quiet = threading.Event()     # nobody begins anything
         self.primary = Server(self.places[0], *settings, "synchronous_commit = remote_apply", f"retrysafe.publish_after = {publish_after}")
         self.ports = {self.places[0]: self.primary.port, self.places[1]: free_port()}
         self.places[1].mkdir()
@@ -109,12 +115,12 @@ class Site:
 
     def promote(self):
         old, new = self.primary, self.standby
-        with self.without_waiting:
+        with self.going_alone():
             eventually(self.in_step, timeout=60, message="the standby does not come into step")
             # What is committed from now on the standby does not get.
             receiver = receiver_of(new)
             os.kill(receiver, signal.SIGSTOP)
-            time.sleep(0.5)
+            time.sleep(HASTE)
             old.pg_ctl("stop", "-m", "immediate")
             os.kill(receiver, signal.SIGTERM)  # what is in its socket goes with it
             os.kill(receiver, signal.SIGCONT)
@@ -124,6 +130,18 @@ class Site:
         self.primary = self.db.server = new
         self.add_standby()
         return f"{new.directory.name}"
+
+    @contextlib.contextmanager
+    def going_alone(self):
+        if self.publish_after == "local_flush":
+            with self.without_waiting.closed():
+                yield
+            return
+        self.haste.set()
+        try:
+            yield
+        finally:
+            self.haste.clear()
 
     def dsn(self):
         """Of both, for programs that look for the one that takes writes."""

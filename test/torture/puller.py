@@ -9,7 +9,9 @@ from ledger import digest
 from player import Player
 from records import Arrival
 
-LEASE = "2 seconds"
+# Some renew their leases all the time and wait for the disk, others do neither.
+LEASES = ("2 seconds", "20 seconds")
+DURABLY = ("on", "off")
 EXPECTED = {"RS210", "RS211", "RS217"}  # the lease has ended meanwhile
 
 
@@ -19,12 +21,14 @@ class Puller(Player):
         self.db, self.destination, self.record = db, destination, record
         self.r = random.Random(f"{seed}/puller/{number}")
         self.mischief = 0.1
+        self.lease, self.durably = LEASES[number % 2], DURABLY[number % 2]
 
     def play(self):
         while not self.stop.is_set():
             connection = None
             try:
                 connection = self.db.server.connect(self.db.name)
+                run(connection, f"SET synchronous_commit = {self.durably}")
                 while not self.stop.is_set():
                     if not self.batch(connection):
                         self.stop.wait(0.2)
@@ -40,7 +44,7 @@ class Puller(Player):
     def batch(self, connection):
         rows = run(connection, """SELECT batch, id, event_id::text, event_key, event_type, ordering_key, payload
                                     FROM retrysafe.outbox_fetch(%s, %s, lease => %s)""",
-                   self.destination, self.r.choice((1, 10, 100, 500)), LEASE)
+                   self.destination, self.r.choice((1, 10, 100, 500)), self.lease)
         if not rows:
             return False
         given_back, last = set(), None

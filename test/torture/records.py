@@ -7,8 +7,8 @@ Arrival = collections.namedtuple("Arrival", "id key type ordering_key n digest")
 
 
 class Record:
-    def __init__(self, path):
-        self.path = path
+    def __init__(self, path, alarm):
+        self.path, self.alarm = path, alarm
         self._lock = threading.Lock()
         self._file = open(path, "w", buffering=1)
         self.count = 0
@@ -18,6 +18,7 @@ class Record:
         with self._lock:
             self._file.write(text)
             self.count += 1
+        self.alarm.hears(arrival)
 
     def read(self):
         with self._lock:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 DECK = {
     "terminate worker": 3, "kill worker": 2, "cancel worker": 1, "pause worker": 1,
     "terminate backend": 3, "kill backend": 2, "cancel backend": 2,
-    "kill server process": 1, "kill postmaster": 2, "stop immediately": 2, "restart": 2,
+    "kill server process": 1, "kill postmaster": 2, "lose power": 4, "stop immediately": 2, "restart": 2,
     "outage": 4, "bad answers": 4,
     "kill relay": 2, "stop relay": 1, "pause relay": 1,
     "kill redis": 1, "crash far server": 1,

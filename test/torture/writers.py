@@ -4,6 +4,7 @@ import collections
 import itertools
 import json
 import random
+import threading
 import time
 
 import psycopg2
@@ -14,6 +15,8 @@ from player import Player
 HOT = 5       # ordering keys, and keys of requests, that all writers share
 TTL = "1 day"  # of the answers that live as long as the run
 LIFETIME = 4   # seconds, of the others: they are in the ring
+HASTY = 0.3    # of the transactions wait for nothing
+LATE = 0.004   # of them commit late
 
 SETUP = f"""
 CREATE TABLE done (name text PRIMARY KEY);
@@ -54,21 +57,27 @@ class Writer(Player):
                 with connection.cursor() as q:
                     q.execute("SET lock_timeout = '3s'")
                     while not self.stop.wait(self.r.expovariate(self.rate)):
-                        self.transaction(connection, q)
+                        if not self.site.quiet.is_set():
+                            self.transaction(connection, q)
             except psycopg2.Error:
                 self.counts["lost connections"] += 1
             finally:
                 connection.close()
 
-    def transaction(self, connection, q):
-        waits = self.r.random() > 0.1 or not self.site.without_waiting.acquire(blocking=False)
+    def transaction(self, connection, q, work=None, waits=None):
+        """`waits`: for the disk and the standby; None: either."""
+        if work is None:
+            work = self.late if self.r.random() < LATE else self.work
+        if waits is None:
+            waits = work == self.late or self.r.random() > HASTY
+        waits = (waits and not self.site.haste.is_set()) or not self.site.without_waiting.enter()
         try:
-            self.one_transaction(connection, q, waits)
+            self.one_transaction(connection, q, work, waits)
         finally:
             if not waits:
-                self.site.without_waiting.release()
+                self.site.without_waiting.leave()
 
-    def one_transaction(self, connection, q, waits):
+    def one_transaction(self, connection, q, work, waits):
         t = Transaction(f"w{self.number}-{next(self._numbers)}", time.monotonic(), waits=waits)
         asked = []
         try:
@@ -77,7 +86,7 @@ class Writer(Player):
             if not waits:
                 q.execute("SET LOCAL synchronous_commit = off")
                 self.counts["without waiting"] += 1
-            self.work(q, t)
+            work(q, t)
             q.execute("INSERT INTO done VALUES (%s)", (t.name,))
             self.end(q, t, asked)
         except psycopg2.Error as error:
@@ -127,12 +136,6 @@ class Writer(Player):
             key, request_hash = self.again.popleft()
             self.request(q, t, key, request_hash)
             self.counts["sent again"] += 1
-        if self.r.random() < 0.01:
-            # It commits late, when the log has gone on for long; nobody waits for it.
-            self.emit(q, t, self.fresh(t), "late")
-            self.counts["late"] += 1
-            self.stop.wait(self.r.uniform(2, 8))
-            return
         for _ in range(self.r.choice((1, 1, 2, 3))):
             mark = t.mark() if self.r.random() < 0.25 else None
             if mark:
@@ -144,6 +147,12 @@ class Writer(Player):
                 self.counts["rolled back to a savepoint"] += 1
             if self.r.random() < 0.1:
                 time.sleep(self.r.random() * 0.05)
+
+    def late(self, q, t):
+        """It commits when the log has gone on for long; nobody waits for it."""
+        self.emit(q, t, self.fresh(t), "late")
+        self.counts["late"] += 1
+        self.stop.wait(self.r.uniform(2, 25))
 
     def step(self, q, t):
         choice = self.r.random()
@@ -174,9 +183,9 @@ class Writer(Player):
                   (idempotency_key, event_key, event_type, json.dumps(payload), ordering_key, deliver_after))
         t.events.append([event_key, event_type, ordering_key, n, digest(payload)])
 
-    def ordered(self, q, t):
+    def ordered(self, q, t, key=None):
         """The row lock gives transactions of one key an order, and the number tells it."""
-        key = f"h{self.r.randint(1, HOT)}"
+        key = key or f"h{self.r.randint(1, HOT)}"
         for _ in range(self.r.choice((1, 1, 1, 3))):
             q.execute("UPDATE hot SET n = n + 1 WHERE key = %s RETURNING n", (key,))
             n = q.fetchone()[0]
@@ -217,8 +226,62 @@ class Writer(Player):
             t.conflicts.append([key, request_hash])
 
 
+class Messenger(Writer):
+    """Commits an event when it is told to."""
+
+    def message(self, q, t):
+        self.emit(q, t, f"{t.name}/message", "plain")
+
+    def send(self, waits):
+        """Whether it was committed."""
+        before = self.counts[COMMITTED]
+        connection = self.db.server.connect(self.db.name)
+        try:
+            with connection.cursor() as q:
+                self.transaction(connection, q, self.message, waits)
+        finally:
+            connection.close()
+        return self.counts[COMMITTED] > before
+
+    def end(self, q, t, asked):
+        self.ledger.asks(t)
+        asked.append("commit")
+        q.execute("COMMIT")
+        self.ledger.told(t, COMMITTED)
+        self.counts[COMMITTED] += 1
+
+
+class Straggler(Messenger):
+    """Has written everything, and commits when all others have long been through; with an odd number in two steps."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.written, self.may_commit = threading.Event(), threading.Event()
+
+    def play(self):
+        connection = self.db.server.connect(self.db.name)
+        with connection.cursor() as q:
+            while not self.written.is_set():  # one of another may have made it fail
+                self.transaction(connection, q, self.everything, waits=True)
+        connection.close()
+
+    def everything(self, q, t):
+        self.message(q, t)
+        self.ordered(q, t, f"h{1 + self.number % HOT}")
+        self.request(q, t, f"straggler{self.number}", "usual")
+
+    def end(self, q, t, asked):
+        self.ledger.asks(t)
+        if self.number % 2:
+            q.execute(f"PREPARE TRANSACTION '{t.name}'")
+        self.written.set()
+        self.may_commit.wait()
+        q.execute(f"COMMIT PREPARED '{t.name}'" if self.number % 2 else "COMMIT")
+        self.ledger.told(t, COMMITTED)
+
+
 class Resolver(Player):
-    """Ends prepared transactions whose writer lost its connection, as a transaction manager does."""
+    """Ends prepared transactions whose writer lost its connection, as a transaction manager does: in its own time."""
 
     def __init__(self, db, seed):
         super().__init__("resolver")
@@ -228,22 +291,21 @@ class Resolver(Player):
     def play(self):
         while not self.stop.wait(1):
             try:
-                self.resolve("3 seconds")
+                self.resolve(lambda r: r.choice((3, 3, 10, 25)))
             except psycopg2.Error:
                 pass
 
-    def resolve(self, age):
-        """How many are left."""
+    def resolve(self, patience=lambda _: 0):
+        """Those that are as many seconds old."""
         connection = self.db.server.connect(self.db.name)
         try:
             with connection.cursor() as q:
-                q.execute("SELECT gid, prepared < clock_timestamp() - %s::interval FROM pg_prepared_xacts", (age,))
-                found = q.fetchall()
-                for gid, old in found:
-                    if old:
-                        end = random.Random(f"{self.seed}/{gid}").choice(("COMMIT", "ROLLBACK"))
+                q.execute("SELECT gid, extract(epoch FROM clock_timestamp() - prepared) FROM pg_prepared_xacts")
+                for gid, age in q.fetchall():
+                    r = random.Random(f"{self.seed}/{gid}")
+                    end = r.choice(("COMMIT", "ROLLBACK"))
+                    if age >= patience(r):
                         q.execute(f"{end} PREPARED '{gid}'")
                         self.resolved += 1
-                return len([old for _, old in found if not old])
         finally:
             connection.close()
