@@ -107,9 +107,9 @@ class Destinations:
             old_hook.receiver.stop()
         return name
 
-    def heard(self):
-        """Names of those whose far sides tell the alarm."""
-        return [name.split("-")[0] for name in self.hooks] + sorted({puller.destination for puller in self.pullers})
+    def quiet_ones(self):
+        """Names of those whose far sides tell the alarm, and whose publishers seldom renew a lease, which goes to the disk."""
+        return ["pull", *(name.split("-")[0] for name in self.hooks if name != "shared")]
 
     def look(self):
         """In the main thread, often: starts again what has died."""

@@ -156,7 +156,7 @@ class Killer(Player):
     def lose_power(self, action):
         """When an event arrives whose transaction waited for nothing: in silence, or while others keep the disk busy."""
         alarm, server, in_silence = self.destinations.alarm, self.server, action.duration < 4.5
-        with self.silence(action) if in_silence else contextlib.nullcontext():
+        with self.silence(action) if in_silence else contextlib.nullcontext() as alone:
             processes = children_of(server.pid)
             alarm.arm(f"w{self.messenger.number}", lambda: lose_power(server, processes))
             with contextlib.suppress(psycopg2.Error):
@@ -165,7 +165,7 @@ class Killer(Player):
             alarm.goes_off()
             start_again(server, processes)
         self.up()
-        return f"{'when' if arrived else 'before'} an event arrived, {'in silence' if in_silence else 'among others'}"
+        return f"{'when' if arrived else 'before'} an event arrived, {f'at {alone} alone' if alone else 'among others'}"
 
     @contextlib.contextmanager
     def silence(self, action):
@@ -174,12 +174,12 @@ class Killer(Player):
             eventually(lambda: in_spite_of_crashes(lambda: self.db.sql(
                 f"SELECT retrysafe.outbox_{what}(name) FROM retrysafe.outbox_status WHERE name <> %s", alone)), timeout=60)
 
-        alone = self.one_of(action, self.destinations.heard())
+        alone = self.one_of(action, self.destinations.quiet_ones())
         self.site.quiet.set()
         others("pause")
         self.wait_for_rest()
         try:
-            yield
+            yield alone
         finally:
             others("resume")
             self.site.quiet.clear()
