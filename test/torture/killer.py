@@ -35,13 +35,21 @@ class Killer(Player):
                 if self.stop.wait(max(0, start + action.at - time.monotonic())):
                     break
                 self.log(f"{time.monotonic() - start:8.1f}  {action.name}")
-                what = getattr(self, action.name.replace(" ", "_"))(action)
+                what = self.act(action)
                 self.counts[action.name] += what is not None
                 self.played += 1
                 self.log(f"{time.monotonic() - start:8.1f}      {what or 'nobody was there'}")
         finally:
             for thread in self._lasting:
                 thread.join()
+
+    def act(self, action):
+        try:
+            return getattr(self, action.name.replace(" ", "_"))(action)
+        except psycopg2.Error as error:
+            if not self.disk_is_full:
+                raise
+            self.log(f"the disk is full: {error}")
 
     @property
     def server(self):

@@ -1,5 +1,5 @@
 """Programs that publish through the pull API and are no better than other programs: they give events back, forget batches,
-stop in the middle."""
+stop in the middle. What nobody answered they ask again, in another session, whatever happened to the server since."""
 import random
 
 import psycopg2
@@ -21,6 +21,7 @@ class Puller(Player):
         self.db, self.destination, self.record = db, destination, record
         self.r = random.Random(f"{seed}/puller/{number}")
         self.mischief = 0.1
+        self.unanswered = None  # a batch that may or may not be acknowledged
         self.lease, self.durably = LEASES[number % 2], DURABLY[number % 2]
 
     def play(self):
@@ -29,17 +30,27 @@ class Puller(Player):
             try:
                 connection = self.db.server.connect(self.db.name)
                 run(connection, f"SET synchronous_commit = {self.durably}")
+                if self.unanswered:
+                    self.acknowledge(connection, self.unanswered)
+                    self.counts["acknowledged again"] += 1
                 while not self.stop.is_set():
                     if not self.batch(connection):
                         self.stop.wait(0.2)
             except psycopg2.Error as error:
                 self.counts[error.pgcode or "connection lost"] += 1
+                if error.pgcode in EXPECTED:
+                    self.unanswered = None
                 if error.pgcode and error.pgcode not in EXPECTED and error.pgcode[:2] not in ("40", "53", "57"):
                     self.unexpected.append(f"{self.name}: {error.pgcode} {error}")
                 self.stop.wait(0.1)
             finally:
                 if connection is not None:
                     connection.close()
+
+    def acknowledge(self, connection, batch):
+        self.unanswered = batch
+        run(connection, "SELECT retrysafe.outbox_ack(%s)", batch)
+        self.unanswered = None
 
     def batch(self, connection):
         rows = run(connection, """SELECT batch, id, event_id::text, event_key, event_type, ordering_key, payload
@@ -69,6 +80,6 @@ class Puller(Player):
                 self.counts["forgotten"] += 1
                 self.stop.wait(self.r.random() * 3)
                 return True
-        run(connection, "SELECT retrysafe.outbox_ack(%s)", rows[0][0])
+        self.acknowledge(connection, rows[0][0])
         self.counts["batches"] += 1
         return True

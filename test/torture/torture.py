@@ -1,6 +1,7 @@
 """Runs the whole: starts everything, lets the killer play its schedule, calms down, waits until every destination has had
 everything, and checks the promises."""
 import argparse
+import collections
 import contextlib
 import os
 import pathlib
@@ -198,6 +199,7 @@ class Torture:
         self.say(f"transactions: {dict(truth.counts)}, {len(truth.committed)} committed, {len(truth.events)} events;"
                  f" {self.resolver.resolved} prepared ones resolved, {truth.taken_by_crashes} that did not wait taken back by crashes")
         self.say(f"actions: {dict(self.killer.counts)}")
+        self.say(f"pullers: {dict(sum((puller.counts for puller in self.destinations.pullers), start=collections.Counter()))}")
         self.check("everybody met only what they are told to expect",
                    [u for player in (*self.players, *self.lookers, *self.destinations.pullers, *self.destinations.keepers) for u in player.unexpected],
                    f"{self.killer.played} of {len(self.actions)} actions were played")
