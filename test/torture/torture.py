@@ -152,16 +152,18 @@ class Torture:
     def drain(self):
         # Positions that nobody committed, behind the last event, would look like backlog.
         eventually(lambda: self.messenger.send(waits=True), message="the last event cannot be committed")
-        began, left = time.monotonic(), None
+        began, left, last = time.monotonic(), None, []
         while time.monotonic() < began + DRAIN:
             self.destinations.look()
             with contextlib.suppress(psycopg2.Error):
                 left = self.destinations.unsettled()
                 if not left:
                     break
+                last = left
             time.sleep(0.2)
         self.drained = left
-        self.say(f"drained in {time.monotonic() - began:.0f} s")
+        self.say(f"drained in {time.monotonic() - began:.0f} s, at last {sorted({row[0] for row in last})}")
+        self.note(f"at last: {last}")
 
     # --- the end ---
 
