@@ -61,9 +61,9 @@ Milliseconds now_ms() {
       .count();
 }
 
-Milliseconds to_ms(TimestampTz time, Milliseconds now) {
+Milliseconds to_ms(TimestampTz time) {
   if (TIMESTAMP_NOT_FINITE(time)) return kNever;
-  return now + std::max<Milliseconds>(0, (time - GetCurrentTimestamp()) / 1000) + 1;
+  return now_ms() + std::max<Milliseconds>(0, (time - GetCurrentTimestamp()) / 1000) + 1;
 }
 
 Lane::Lane(int epoll_fd) : epoll_fd_(epoll_fd) {
@@ -345,7 +345,7 @@ void Lane::send(Milliseconds now) {
 
 void Lane::note_lease(Milliseconds now) {
   const Milliseconds lease = destination_->lease_us / 1000;
-  renew_at_ = std::max(now + 100, to_ms(claim_.lease_until, now) - lease / 2 + 1);
+  renew_at_ = std::max(now + 100, to_ms(claim_.lease_until) - lease / 2 + 1);
 }
 
 void Lane::keep_lease(Milliseconds now) {
@@ -412,7 +412,7 @@ void Lane::record(Milliseconds now, int timeout_ms) {
   if (delivered && !away) note_reachable(claim_.destination, name());
   if (away) {
     note_unreachable(claim_.destination, name(), away_reason);
-    rest(to_ms(retry_at, now));
+    rest(to_ms(retry_at));
   } else {
     state_ = State::kReading;
   }
@@ -439,7 +439,7 @@ void Lane::call_function(Milliseconds now) {
   recorded_ = true;
   if (run.reason) {
     note_unreachable(claim_.destination, name(), run.reason);
-    rest(to_ms(run.retry_at, now_ms()));
+    rest(to_ms(run.retry_at));
   } else {
     if (run.delivered) note_reachable(claim_.destination, name());
     state_ = State::kReading;
@@ -474,7 +474,7 @@ void Lane::unreachable(const char *reason, Milliseconds now) {
   });
   if (error) return failed("note the state of", *error, now);
   note_unreachable(claim_.destination, name(), reason);
-  rest(to_ms(retry_at, now));
+  rest(to_ms(retry_at));
 }
 
 void Lane::drop_batch() {

@@ -22,8 +22,8 @@ namespace retrysafe::runtime {
 using Milliseconds = std::int64_t;  // of a clock that only goes forward
 inline constexpr Milliseconds kNever = INT64_MAX;
 Milliseconds now_ms();
-// From a time of the server's clock.
-Milliseconds to_ms(TimestampTz time, Milliseconds now);
+// From a time of the server's clock: both are looked at in the same moment, so nothing ends early.
+Milliseconds to_ms(TimestampTz time);
 
 class Lane {
  public:

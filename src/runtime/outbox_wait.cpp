@@ -63,7 +63,7 @@ int32 destinations_argument(FunctionCallInfo fcinfo, int number, int32 **numbers
 
 void wait(bool joined, TimestampTz due, Milliseconds timeout) {
   const Milliseconds until = now_ms() + timeout;
-  const Milliseconds due_at = to_ms(due, now_ms());
+  const Milliseconds due_at = to_ms(due);
   // The floor for what nobody rings for: COMMIT PREPARED, sessions without the shared memory, and standbys
   // that catch up.
   const XLogRecPtr behind = outbox::position_to_catch_up();

@@ -197,7 +197,7 @@ class Worker {
     }
     // Due ones that are there now are read by the lanes at once, or wait for a lane that is busy or backing
     // off.
-    if (const Milliseconds due = to_ms(seen.due, now); due != kNever)
+    if (const Milliseconds due = to_ms(seen.due); due != kNever)
       look_at_ = std::min(look_at_, std::max(due, now + kRefreshInterval / 4));
     for (const auto &lane : lanes_) lane->wake();
     if (refresh) {
@@ -224,7 +224,7 @@ class Worker {
     std::vector<int> parts;
     for (const DestinationRow &row : rows) {
       const Publishers others = count_publishers(row.destination);
-      if (others.until != DT_NOEND) refresh_at_ = std::min(refresh_at_, to_ms(others.until, now));
+      if (others.until != DT_NOEND) refresh_at_ = std::min(refresh_at_, to_ms(others.until));
       const int crowd = c.size + others.count;
       left_to_others = left_to_others || others.count > 0;
       parts.push_back((row.shards * c.size + crowd - 1) / crowd);
@@ -278,7 +278,7 @@ class Worker {
         ++staying;
         ++own;
       }
-      if (own < part && row.retry_at != 0) again = std::min(again, to_ms(row.retry_at, now));
+      if (own < part && row.retry_at != 0) again = std::min(again, to_ms(row.retry_at));
     }
     if (staying < share) refresh_at_ = std::min({refresh_at_, again, now + kClaimAgain});
     if (left_to_others) substitute(rows, now);

@@ -103,6 +103,26 @@ def test_retry_after_is_waited_for(db, receiver):
     assert status(db, "hook")["last_error"] == "HTTP 429"
 
 
+def test_a_rest_begins_when_it_is_recorded(db, receiver):
+    create(db, "hook", receiver)
+    recording = db.connect()
+
+    def answer(request):
+        if len(receiver.requests) > 1:
+            return 204
+        run(recording, "BEGIN; SELECT FROM retrysafe.outbox_shards FOR UPDATE")
+        return Answer(429, {"Retry-After": "1"})
+
+    receiver.behave(answer)
+    emit(db, "slow down")
+    eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0") > 0)
+    recorded_after = time.monotonic()
+    run(recording, "COMMIT")
+    eventually(lambda: status(db, "hook")["delivered"] == 1)
+    _, second = receiver.requests
+    assert second.at - recorded_after >= 1
+
+
 def test_a_private_address_is_refused_when_it_is_not_listed(server, db, receiver):
     server.set("retrysafe.allowed_addresses", "")
     try:
