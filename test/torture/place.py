@@ -163,12 +163,12 @@ class Site:
         return filler.name
 
     def stop(self):
-        try:
-            for server in filter(None, (self.primary, self.standby)):
-                server.end()
-        finally:
+        """Everything, though one server cannot be stopped: one that a run was interrupted in the middle of starting, say."""
+        with contextlib.ExitStack() as at_end:
             for space in self.mounted:
-                subprocess.run(["umount", "--lazy", space], check=False)
+                at_end.callback(subprocess.run, ["umount", "--lazy", space], check=False)
+            for server in filter(None, (self.standby, self.primary)):
+                at_end.callback(server.end)
 
 
 def receiver_of(standby):
