@@ -117,7 +117,8 @@ def show(broker):
 def main():
     sys.stdout.reconfigure(encoding="utf-8")
     ending.by_signals()
-    module = importlib.import_module(f"brokers.{KIND}")
+    with ending.deferred():
+        module = importlib.import_module(f"brokers.{KIND}")
     kind, = (c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Broker) and c.__module__ == module.__name__)
     rows("CREATE DATABASE shop", database="postgres")
     rows("ALTER DATABASE shop SET search_path = retrysafe, public", database="postgres")

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 
+import ending
 from driver import build, http
 from driver.cluster import Cluster
 from driver.queues import wait
@@ -64,7 +65,8 @@ class Kafka(Server):
     JVM = ("-server", "-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
 
     def __init__(self, at_end, _):
-        from brokers import kafka
+        with ending.deferred():
+            from brokers import kafka
         _need("kcat", "java", "mvn")
         self._broker = kafka.Kafka(java=("java", *self.JVM, *kafka.CLASSES))
         version = _version(f"{kafka.JARS}/kafka_*.jar", r"-([\d.]+)\.jar")
@@ -96,7 +98,8 @@ class Nats(Server):
     kind = "nats"
 
     def __init__(self, at_end, folder):
-        from brokers import nats
+        with ending.deferred():
+            from brokers import nats
         _need(nats.SERVER)
         self._server = nats.Server(f"jetstream {{ store_dir: {folder}/nats, max_mem: 64MB, max_file: 16GB }}")
         at_end.callback(self._server.close)
@@ -125,7 +128,8 @@ class RabbitMQ(Server):
     kind = "rabbitmq"
 
     def __init__(self, at_end, _):
-        from brokers import rabbitmq
+        with ending.deferred():
+            from brokers import rabbitmq
         version = _version("/usr/lib/rabbitmq/lib/rabbitmq_server-*", r"-([\d.]+)$")
         self.settings = (f"RabbitMQ {version}, one node, a durable classic queue behind an exchange of type topic; persistent "
                          "messages, which are confirmed when they are on disk")
@@ -149,7 +153,8 @@ class Redis(Server):
     kind = "redis"
 
     def __init__(self, at_end, folder):
-        from brokers import redis
+        with ending.deferred():
+            from brokers import redis
         _need("redis-server", "redis-cli")
         self._broker = redis.Redis("--dir", folder, "--appendfsync", "everysec")
         at_end.push(self._broker)

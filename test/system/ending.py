@@ -45,7 +45,8 @@ def ignored():
 
 @contextlib.contextmanager
 def deferred():
-    """For what must not be left half done, such as a process that is started and not known yet to who will end it."""
+    """For what must not be left half done, such as a process that is started and not known yet to who will end it,
+    or an import: a module in C may swallow what is raised while it is loaded."""
     _State.deferring += 1
     try:
         yield
