@@ -26,7 +26,8 @@ class _State:
 
 
 def by_signals():
-    """From now on signals raise Ended, once: nothing interrupts the way out."""
+    """From now on signals raise Ended, once: nothing interrupts the way out. Python is started with SIGINT blocked (env
+    --block-signal), which would end it with a traceback before it gets here."""
     for number in _SIGNALS:
         signal.signal(number, _handle)
     # While a statement runs the interpreter does not get to its handlers: a thread cancels the statement.
@@ -34,6 +35,7 @@ def by_signals():
     writing.setblocking(False)
     signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_cancel_statements, args=(reading,), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def ignored():
