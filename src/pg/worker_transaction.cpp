@@ -27,6 +27,8 @@ constexpr Setting pinned[] = {
     {"IntervalStyle", "postgres"},
     // A lock on our tables that lasts shall not keep the other destinations waiting for ever.
     {"lock_timeout", "1s"},
+    // A parallel worker has the timeouts of the role before it is told ours.
+    {"max_parallel_workers_per_gather", "0"},
     {"role", "none"},
     {"row_security", "on"},
     {"search_path", "pg_catalog, pg_temp"},

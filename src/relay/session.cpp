@@ -62,7 +62,7 @@ void take_defaults(const std::optional<std::string> &service, std::string *host,
 }
 
 // To fetch is not to wait for the disk: the server itself waits for what must not be lost, which is seldom.
-// Time is limited by this side.
+// Time is limited by this side. A parallel worker has the timeouts of the role before it is told ours.
 constexpr const char *kSettings =
     "SELECT pg_catalog.set_config(s.name, v.value, false) FROM (VALUES"
     " ('synchronous_commit', 'off'), ('default_transaction_isolation', 'read committed'),"
@@ -70,7 +70,7 @@ constexpr const char *kSettings =
     "('statement_timeout', '0'),"
     " ('transaction_timeout', '0'), ('idle_session_timeout', '0'), ('idle_in_transaction_session_timeout', "
     "'0'),"
-    " ('lock_timeout', '10s'), ('client_min_messages', 'warning')"
+    " ('lock_timeout', '10s'), ('client_min_messages', 'warning'), ('max_parallel_workers_per_gather', '0')"
     ") AS v (name, value) JOIN pg_catalog.pg_settings s USING (name)";
 
 constexpr const char *kFindExtension =

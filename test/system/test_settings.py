@@ -7,6 +7,7 @@ import pytest
 
 from conftest import cluster, eventually, make_database, run
 from receiver import Receiver
+from relay_process import Relay
 
 # What a setting could change: whether a statement runs, what it means, how a value is written.
 HOSTILE = {
@@ -34,13 +35,16 @@ OF_SESSIONS = {"search_path": "retrysafe,public", "role": "none", "statement_tim
                "default_transaction_isolation": "read committed", "default_transaction_deferrable": "off",
                "client_encoding": "UTF8", "synchronous_commit": "local", "client_min_messages": "warning", "deadlock_timeout": "1s",
                "default_tablespace": "", "temp_tablespaces": "", "session_preload_libraries": "",
-               "standard_conforming_strings": "on", "restrict_nonsystem_relation_kind": ""}
+               "standard_conforming_strings": "on", "restrict_nonsystem_relation_kind": "",
+               "debug_parallel_query": "off", "force_parallel_mode": "off"}  # parallel workers have the role's transaction_timeout
+
+PARALLEL_WORKER = 'starting background worker process "parallel worker for PID'
 
 
 @pytest.fixture(scope="module")
 def own():
     with cluster("retrysafe.poll_interval = 200ms", "retrysafe.idem_rotation_age = 1s", "retrysafe.outbox_rotation_age = 1s",
-                 "retrysafe.outbox_retention = 0") as server:
+                 "retrysafe.outbox_retention = 0", "log_min_messages = debug1") as server:
         connection = server.connect()
         run(connection, "CREATE ROLE intruder")
         connection.close()
@@ -67,6 +71,14 @@ def expected(own, receiver):
     return Scene(own, receiver, "plain").work()
 
 
+def renew_worker(admin, database):
+    """It has the settings of its start."""
+    worker = "FROM pg_stat_activity WHERE backend_type = 'retrysafe worker' AND datname = %s"
+    (before,) = eventually(lambda: run(admin, f"SELECT pid {worker}", database))
+    run(admin, f"SELECT pg_terminate_backend(pid) {worker}", database)
+    eventually(lambda: run(admin, f"SELECT pid {worker}", database) not in ([], [before]))
+
+
 class Scene:
     """The same work in each database, and what is seen of it outside."""
 
@@ -83,10 +95,7 @@ class Scene:
             run(admin, f"ALTER {whose} SET {name} = %s", HOSTILE[name])
         self.options = " ".join(f"-c {name}={value}".replace("read committed", "read\\ committed")
                                 for name, value in OF_SESSIONS.items() if name in known) + " -c jit=off"
-        worker = "FROM pg_stat_activity WHERE backend_type = 'retrysafe worker' AND datname = %s"
-        (before,) = eventually(lambda: run(admin, f"SELECT pid {worker}", self.name))
-        run(admin, f"SELECT pg_terminate_backend(pid) {worker}", self.name)
-        eventually(lambda: run(admin, f"SELECT pid {worker}", self.name) not in ([], [before]))
+        renew_worker(admin, self.name)
         admin.close()
 
     def connect(self):
@@ -158,3 +167,26 @@ def test_nothing_changes(own, receiver, expected, whose):
     seen = scene.work()
     for part, of in expected.items():
         assert (part, seen[part]) == (part, of)
+
+
+def test_nothing_is_done_in_parallel_workers(own, receiver):
+    """They have the timeouts of the role before they are told those of whom they work for."""
+    db = make_database(own, "parallel")
+    ((force,),) = db.sql("SELECT name FROM pg_settings WHERE name IN ('force_parallel_mode', 'debug_parallel_query')")
+    db.sql(f"ALTER DATABASE parallel SET {force} = on")
+    db.sql("SELECT count(*) FROM pg_class")
+    known = own.log().count(PARALLEL_WORKER)
+    assert known > 0, "this is how they show"
+    ordinary = psycopg2.connect(own.dsn("parallel"), options=f"-c {force}=off")
+    ordinary.autocommit = True
+    renew_worker(ordinary, db.name)
+    run(ordinary, """CREATE FUNCTION public.look(event jsonb) RETURNS void LANGUAGE plpgsql AS
+                     $$BEGIN PERFORM count(*) FROM pg_class; END$$""")
+    run(ordinary, "SELECT outbox_create_destination('f', 'function', '{\"function\": \"public.look\"}')")
+    run(ordinary, "SELECT outbox_create_destination('h', 'http', %s, workers => false)", json.dumps({"url": receiver.url}))
+    run(ordinary, "SELECT outbox_emit(NULL, 'e', 't', '1')")
+    relay = Relay(db, "--allowed-addresses", "127.0.0.1", "--drain", "h")
+    assert relay.wait() == 0, relay.log()
+    eventually(lambda: run(ordinary, "SELECT name, delivered FROM outbox_status ORDER BY name") == [("f", 1), ("h", 1)])
+    ordinary.close()
+    assert own.log().count(PARALLEL_WORKER) == known
