@@ -334,3 +334,15 @@ def role(server, db):
         run(admin, f"DROP OWNED BY {name}")
         run(admin, f"DROP ROLE {name}")
     admin.close()
+
+
+@pytest.fixture
+def secrets(server):
+    """The folder that retrysafe.allowed_secret_directory names."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-secrets-", dir="/tmp"))
+    os.chmod(folder, 0o755)
+    server.set("retrysafe.allowed_secret_directory", folder / "allowed")
+    (folder / "allowed").mkdir(mode=0o755)
+    yield folder / "allowed"
+    server.set("retrysafe.allowed_secret_directory", None)
+    shutil.rmtree(folder)

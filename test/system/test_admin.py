@@ -5,8 +5,6 @@ import hmac
 import json
 import os
 import pathlib
-import shutil
-import tempfile
 
 import psycopg2
 import pytest
@@ -768,18 +766,6 @@ def test_retention_does_not_remove_what_commits_late(db, no_retention):
 
 
 # --- secrets ------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def secrets(server):
-    """The folder that retrysafe.allowed_secret_directory names."""
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-secrets-", dir="/tmp"))
-    os.chmod(folder, 0o755)
-    server.set("retrysafe.allowed_secret_directory", folder / "allowed")
-    (folder / "allowed").mkdir(mode=0o755)
-    yield folder / "allowed"
-    server.set("retrysafe.allowed_secret_directory", None)
-    shutil.rmtree(folder)
 
 
 def test_a_secret_is_read_from_its_file_when_events_are_sent(db, secrets):

@@ -1,6 +1,9 @@
 """A far side that means harm fills no memory, stops no worker and crashes none, whatever kind it is of."""
 import json
+import os
+import ssl
 import struct
+import subprocess
 import time
 
 import pytest
@@ -388,6 +391,76 @@ def test_an_answer_without_end(db, kind, talk):
             assert hostile.connections < 300, "it rests between attempts"
         finally:
             hostile.close()
+
+
+# -- http over HTTP/2: frames that are no part of an answer, or an empty one --
+
+def frame_of_http2(kind, flags, stream, body=b""):
+    return struct.pack("!I", len(body))[1:] + bytes([kind, flags]) + struct.pack("!I", stream) + body
+
+
+ANSWER_500 = frame_of_http2(1, 4, 1, b"\x8e")
+HTTP2_FLOODS = {
+    "empty data": (ANSWER_500, frame_of_http2(0, 0, 1)),
+    "data": (ANSWER_500, frame_of_http2(0, 0, 1, b"x" * 16000)),
+    "interim answers": (b"", frame_of_http2(1, 4, 1, b"\0\x07:status\x03103\0\x04link\x40" + b"x" * 64)),
+    "a head that goes on": (frame_of_http2(1, 0, 1, b"\x88"), frame_of_http2(9, 0, 1, b"\0\x04link\x40" + b"x" * 64)),
+    "settings": (b"", frame_of_http2(4, 0, 0, struct.pack("!HI", 3, 100))),
+    "pings": (b"", frame_of_http2(6, 0, 0, b"x" * 8)),
+    "windows": (b"", frame_of_http2(8, 0, 1, struct.pack("!I", 1))),
+    "priorities": (b"", frame_of_http2(2, 0, 1, b"\0\0\0\0\x10")),
+    "unknown frames": (b"", frame_of_http2(99, 0, 0, b"x" * 16000)),
+}
+
+
+@pytest.fixture
+def certificate(secrets):
+    """What a server at localhost needs."""
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+                    "-keyout", secrets / "key", "-out", secrets / "cert", "-subj", "/CN=localhost",
+                    "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
+    os.chmod(secrets / "cert", 0o644)
+    return secrets / "cert", secrets / "key"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flood", HTTP2_FLOODS)
+def test_http2_frames_without_end(db, certificate, flood):
+    """libcurl reads them for as long as they come, in one call, and its own time limit is not looked at."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    context.set_alpn_protocols(["h2"])
+    first, again = HTTP2_FLOODS[flood]
+    block = again * (MEGABYTE // len(again))
+    most = 0
+
+    def talk(line):
+        nonlocal most
+        with context.wrap_socket(line.connection, server_side=True) as line.connection:
+            line.send(frame_of_http2(4, 0, 0))
+            line.read_until(rb"PRI \* HTTP/2.*\x01.\0\0\0\x01")  # the head of the first request
+            line.send(frame_of_http2(4, 1, 0) + first)
+            for sent in range(2000):  # then silence, so that a worker without a defence is free again in the end
+                most = max(most, sent)
+                line.send(block)
+            line.read_until(b"never")
+    hostile = Hostile(talk)
+    try:
+        with healthy_neighbour(db) as neighbour_works:
+            pid = worker_pid(db)
+            before = memory(pid)
+            db.sql("SELECT outbox_create_destination('d', 'http', %s, backoff => '100 ms', backoff_max => '200 ms',"
+                   " event_types => '{t}')", json.dumps({"url": f"https://localhost:{hostile.port}/", "ca_file": "cert"}))
+            db.sql("SELECT outbox_emit(NULL, 'e' || i, 't', '{}') FROM generate_series(1, 3) i")
+            eventually(lambda: most > 0)
+            neighbour_works()
+            eventually(lambda: db.value("SELECT failures FROM outbox_status WHERE name = 'd'") > 1)
+            assert most < 100, "megabytes on one connection"
+            assert memory(pid) - before < 48 * MEGABYTE
+            neighbour_works()
+            assert worker_pid(db) == pid
+    finally:
+        hostile.close()
 
 
 def test_a_password_that_takes_hours_to_hash(server, db):

@@ -7,6 +7,8 @@
 #include <memory>
 #include <stdexcept>
 
+#include "sinks/http/tls_meter.hpp"
+
 namespace retrysafe::http {
 
 namespace {
@@ -53,7 +55,7 @@ Endpoint::Endpoint(const sink::Options &options)
       key_file(options.text("key_file")),
       key_password(options.text("key_password")),
       structured(options.text("mode") == "structured"),
-      http2(options.flag("http2", true)),
+      http2(options.flag("http2", true) && TlsMeter::works()),
       timeout_ms(options.number("timeout", 30'000)),
       connect_timeout_ms(options.number("connect_timeout", 5'000)),
       max_in_flight(static_cast<size_t>(options.number("max_in_flight", 32))),

@@ -5,7 +5,9 @@
 namespace retrysafe::http {
 
 HttpSink::HttpSink(const sink::Options &options)
-    : endpoint_(options), multi_(static_cast<long>(endpoint_.max_in_flight), endpoint_.http2) {
+    : endpoint_(options),
+      meter_(endpoint_.max_in_flight * Transfer::most_bytes(endpoint_)),
+      multi_(static_cast<long>(endpoint_.max_in_flight), endpoint_.http2) {
   transfers_.reserve(endpoint_.max_in_flight);
   free_.reserve(endpoint_.max_in_flight);
 }
@@ -19,6 +21,7 @@ bool HttpSink::submit(const retrysafe_event &event) {
   try {
     if (free_.empty()) {
       transfers_.push_back(std::make_unique<Transfer>(endpoint_));
+      if (endpoint_.http2) meter_.watch(transfers_.back()->handle());
       free_.push_back(transfers_.back().get());
     }
     Transfer *transfer = free_.back();
@@ -48,6 +51,7 @@ size_t HttpSink::collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms)
 void HttpSink::end(Transfer *transfer, CURLcode code) {
   free_.push_back(transfer);
   --in_flight_;
+  meter_.request_ended();
   bool open;
   const retrysafe_outcome outcome = transfer->judge(code, &open);
   if (open) {

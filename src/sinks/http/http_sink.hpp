@@ -9,6 +9,7 @@
 #include "core/outage_detector.hpp"
 #include "sinks/http/endpoint.hpp"
 #include "sinks/http/multi.hpp"
+#include "sinks/http/tls_meter.hpp"
 #include "sinks/http/transfer.hpp"
 
 namespace retrysafe::http {
@@ -29,6 +30,7 @@ class HttpSink {
   void end(Transfer *transfer, CURLcode code);
 
   Endpoint endpoint_;
+  TlsMeter meter_;  // outlives the connections
   Multi multi_;
   std::vector<std::unique_ptr<Transfer>> transfers_;  // as many as were ever needed at once
   std::vector<Transfer *> free_;

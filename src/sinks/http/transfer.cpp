@@ -121,6 +121,10 @@ Transfer::Transfer(Endpoint &endpoint) : endpoint_(endpoint), easy_(curl_easy_in
   set(easy, CURLOPT_QUICK_EXIT, 1L);
 }
 
+size_t Transfer::most_bytes(const Endpoint &endpoint) {
+  return kHeadBytes + endpoint.response_bytes;
+}
+
 Transfer *Transfer::of(CURL *handle) {
   char *self = nullptr;
   curl_easy_getinfo(handle, CURLINFO_PRIVATE, &self);

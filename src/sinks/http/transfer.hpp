@@ -24,6 +24,9 @@ class Transfer {
   CURL *handle() const { return easy_.get(); }
   static Transfer *of(CURL *handle);
 
+  // As much as an answer is read of.
+  static size_t most_bytes(const Endpoint &endpoint);
+
   // Makes the request for this event, which stays until the transfer has ended.
   void prepare(const retrysafe_event &event);
 
