@@ -86,6 +86,7 @@ Done *everything_in(const StoredSnapshot *snapshot) {
 // What was done before a stored window. Where an era ended, that is told by as many windows before it as were
 // left half read.
 const Done *done_before(int32 destination, int32 shard, int64 window_no, const StoredWindow &window) {
+  check_stack_depth();  // rows that somebody else wrote may tell of eras without end
   const StoredWindow *previous = existing_window(destination, shard, window_no - 1);
   Done *done = everything_in(&previous->snapshot);
   if (window.resumed_at >= 0 && window.resumed_at < previous->snapshot.ceiling) {

@@ -22,6 +22,7 @@ enum : AttrNumber {
 
 // Where a generation lives.
 inline int piece_of(int64 generation) {
+  if (generation < 1) elog(ERROR, "retrysafe: ring_pieces has a generation below 1");
   return static_cast<int>((generation - 1) % pg::kRingPieces);
 }
 

@@ -41,9 +41,43 @@ def test_who_may_write_to_all_tables_becomes_no_superuser(db, role):
     run(db.connect(user=admin), "SELECT outbox_create_destination('p', 'pull'), outbox_pause('p'), outbox_drop_destination('p')")
 
 
+def test_who_may_write_to_all_tables_crashes_nothing(db, role):
+    """Rows that we never write: an error of those who read them, and no more."""
+    mallory = role("write", "consume")
+    db.sql(f"GRANT pg_write_all_data, pg_read_all_data TO {mallory}")
+    session = db.connect(user=mallory)
+    db.sql("CREATE FUNCTION public.nothing(event jsonb) RETURNS void LANGUAGE sql AS 'SELECT'")
+    db.sql("SELECT outbox_create_destination('well', 'function', '{\"function\": \"public.nothing\"}')")
+    db.sql("SELECT outbox_create_destination('ill', 'function', '{\"function\": \"public.nothing\"}')")
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+
+    run(session, "BEGIN")
+    run(session, "INSERT INTO retrysafe.ring_pieces SELECT ring, 0, now(), 0, NULL, NULL, NULL, false FROM retrysafe.ring_pieces")
+    for call in ("outbox_emit(NULL, 'e', 't', '{}')", "outbox_fetch('d')", "idem_begin('k', 'h'::text)"):
+        run(session, "SAVEPOINT s")
+        assert "generation below 1" in str(refused(session, f"SELECT * FROM retrysafe.{call}", sqlstate="XX000")), call
+        run(session, "ROLLBACK TO s")
+    run(session, "ROLLBACK")
+
+    # Windows each of which says that the one before it was left half read in another era.
+    run(session, """
+        INSERT INTO retrysafe.outbox_windows_1
+          SELECT destination, shard, i, era, floor, snapshot, next, 1000000, taken_at, 0
+            FROM retrysafe.outbox_windows, generate_series(1, 200000) AS i
+           WHERE destination <> (SELECT destination FROM retrysafe.outbox_destinations WHERE name = 'well');
+        INSERT INTO retrysafe.outbox_batches_1
+          SELECT destination, shard, seq + 1, 200000, position, token, 0, 0, 0, 0, now() FROM retrysafe.outbox_batches
+           WHERE destination <> (SELECT destination FROM retrysafe.outbox_destinations WHERE name = 'well')""")
+    run(session, "SELECT retrysafe.outbox_emit(NULL, 'e', 't', '{}')")
+    refused(session, "SELECT * FROM retrysafe.outbox_fetch('d')", sqlstate="54001")
+    eventually(lambda: db.value("SELECT delivered FROM outbox_status WHERE name = 'well'") == 1)
+    eventually(lambda: "stack depth" in (db.value("SELECT string_agg(last_error, '') FROM outbox_workers"
+                                                  " WHERE database = current_database()") or ""))
+
+
 # -- the schema of the extension, given away --
 
-def test_who_may_create_objects_in_our_schema_gains_nothing(db, role):
+def test_what_others_put_into_our_schema_is_not_called_by_our_code(db, role):
     """As in a database where CREATE on the schema was given to everybody: overloads of our functions and of the server's,
     and tables with our names, are there before ours are called."""
     mallory, service = role(), role("write", "consume", "monitor", "admin")
