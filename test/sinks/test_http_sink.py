@@ -360,6 +360,7 @@ def test_the_environment_names_no_proxy(receiver, monkeypatch):
     ({"url": "http://h/", "ca_file": "/x"}, "certificates need a URL that begins with https://"),
     ({"url": "https://h/", "cert_file": "/x"}, "need each other"),
     ({"url": "https://h/", "authorization": "a\r\nX: b"}, "holds a control character"),
+    ({"url": "https://h/", "secret": "  "}, "the secret is blank"),
     ({"url": "https://h/", "authorization": "a", "headers.Authorization": "b"}, "are the same"),
 ])
 def test_what_cannot_work_is_an_error_of_open(options, message):

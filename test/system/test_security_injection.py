@@ -122,6 +122,21 @@ def test_headers_of_a_destination_do_not_frame_requests(db, name):
     eventually(lambda: f'header "{name}" cannot be set' in (db.value("SELECT last_error FROM outbox_status") or ""))
 
 
+def test_no_option_of_any_kind_takes_a_control_character(db):
+    """Whatever a sink makes of an option: a header, a line of a protocol, a name."""
+    examples = {"url": "https://example.com", "integer": 1, "boolean": True, "duration": "1s"}
+    options = db.sql("SELECT kind, option, type, required FROM outbox_kind_options WHERE type IS NOT NULL")
+    required = {kind: {o: examples.get(t, "x") for k, o, t, needed in options if k == kind and needed} for kind, *_ in options}
+    texts = [o for o in options if o[2] in ("string", "url", "secret", "file", "template", "headers", "enum")]
+    assert {kind for kind, *_ in texts} >= {"http", "kafka", "nats", "rabbitmq", "redis", "postgres", "function"}
+    for kind, option, type_name, _ in texts:
+        for text in ("https://example.com/\r\nx: y", "a\nb", "a\rb", "\x01", "a\x7f", "\t"):
+            value = {"x": text} if type_name == "headers" else text
+            with pytest.raises(psycopg2.Error) as error:
+                db.sql("SELECT outbox_create_destination('d', %s, %s)", kind, json.dumps(required[kind] | {option: value}))
+            assert error.value.pgcode == "RS203" and "\n" not in error.value.diag.message_primary, (kind, option, text)
+
+
 # -- nats --
 
 def nats_server(capture, line):

@@ -54,6 +54,8 @@ WebhookSigner::WebhookSigner(std::string_view secrets) {
     if (!good) throw std::runtime_error("HMAC-SHA256 is not available");
     keys_.push_back(std::move(context));
   }
+  // Or requests would go out without a signature.
+  if (keys_.empty()) throw std::invalid_argument("the secret is blank");
 }
 
 void WebhookSigner::append_signature(std::string_view id, std::string_view timestamp, std::string_view body,
