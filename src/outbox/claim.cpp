@@ -13,7 +13,11 @@ namespace retrysafe::outbox {
 
 namespace {
 
-#define SHARD_COLUMNS "shard, token, holder, holder_pid, lease_until, failures, retry_at"
+// A back-off that began later than now: the clock has been set back since, and its time means nothing any
+// more.
+#define SHARD_COLUMNS                                        \
+  "shard, token, holder, holder_pid, lease_until, failures," \
+  " CASE WHEN error_at <= clock_timestamp() THEN retry_at END"
 
 ShardRow shard_row(uint64 number, int first_column, MemoryContext memory) {
   const pg::Row row(number);
@@ -46,7 +50,7 @@ constinit pg::Statement select_candidates{
     "SELECT s.destination, s.shard, s.token, s.holder, s.holder_pid, s.lease_until, s.failures,"
     " s.retry_at FROM @.outbox_shards s JOIN @.outbox_destinations d ON d.destination = s.destination"
     " WHERE ($1 = 0 OR d.destination = $1) AND d.workers AND NOT d.paused"
-    " AND (s.retry_at IS NULL OR s.retry_at <= clock_timestamp())"
+    " AND (s.retry_at IS NULL OR s.retry_at <= clock_timestamp() OR s.error_at > clock_timestamp())"
     " ORDER BY s.lease_until NULLS FIRST, s.destination, s.shard",
     {INT4OID}};
 
@@ -107,7 +111,7 @@ const char *session_name(const char *kind) {
 
 bool is_free(const ShardRow &row, TimestampTz now) {
   if (!row.holder || row.lease_until <= now) return true;
-  if (row.holder_pid == 0) return false;
+  if (row.holder_pid == 0) return row.lease_until > now + kLongestLeaseUs;  // the clock has been set back
   // A process that took over the pid of a dead worker passes for it until the lease ends, unless it is this
   // one.
   if (row.holder_pid == MyProcPid) return strcmp(row.holder, session_name("worker")) != 0;

@@ -63,7 +63,7 @@ int64 interval_us(const Interval *interval) {
 
 int64 lease_argument(FunctionCallInfo fcinfo, int number) {
   const int64 lease = PG_ARGISNULL(number) ? 0 : interval_us(PG_GETARG_INTERVAL_P(number));
-  if (lease < 100 * kMillisecond || lease > kDay)
+  if (lease < 100 * kMillisecond || lease > kLongestLeaseUs)
     pg::raise(kInvalidParameter, "It must be between 100 milliseconds and one day.", "invalid lease");
   return lease;
 }

@@ -9,6 +9,8 @@
 
 namespace retrysafe::outbox {
 
+constexpr int64 kLongestLeaseUs = int64{24} * 3600 * 1'000'000;
+
 struct ShardKey {
   int32 destination;
   int32 shard;

@@ -1,6 +1,7 @@
 """Writers that do everything at once: savepoints, exception blocks, aborts, prepared transactions, every isolation level,
 hot and cold keys, replays and conflicts, event keys that are used again, delayed and large events."""
 import collections
+import contextlib
 import itertools
 import json
 import random
@@ -30,6 +31,8 @@ BEGIN
 EXCEPTION WHEN division_by_zero THEN
 END $$;
 """
+PATIENCE = 3    # seconds that anybody waits for a lock
+
 # What a client has to be ready for: serialisation, deadlocks, timeouts, being cancelled or ended, a full disk.
 EXPECTED = {"40001", "40P01", "55P03", "57014", "57P01", "57P02", "57P03", "53100"}
 
@@ -44,6 +47,7 @@ class Writer(Player):
         self.site, self.db, self.ledger, self.number, self.rate = site, site.db, ledger, number, rate
         self.r = random.Random(f"{seed}/writer/{number}")
         self.again = collections.deque(maxlen=20)  # requests whose answer got lost
+        self.held_up = []                          # by what it need not wait for
         self._numbers = itertools.count(1)
 
     def play(self):
@@ -55,7 +59,7 @@ class Writer(Player):
                 continue
             try:
                 with connection.cursor() as q:
-                    q.execute("SET lock_timeout = '3s'")
+                    q.execute(f"SET lock_timeout = '{PATIENCE}s'")
                     while not self.stop.wait(self.r.expovariate(self.rate)):
                         if not self.site.quiet.is_set():
                             self.transaction(connection, q)
@@ -174,13 +178,27 @@ class Writer(Player):
             ordering_key = f"cold{self.r.randint(1, 1000)}" if self.r.random() < 0.5 else None
             self.emit(q, t, self.fresh(t), "plain", ordering_key=ordering_key)
 
+    @contextlib.contextmanager
+    def of_its_own(self, t, key):
+        """A call for a key that nobody else has waits for nobody: neither in vain nor in a circle."""
+        began = time.monotonic()
+        try:
+            yield
+            self.counts["calls for keys of their own"] += 1
+        except psycopg2.Error as error:
+            # A clock that is set ends time-outs early.
+            if error.pgcode == "40P01" or error.pgcode == "55P03" and time.monotonic() > began + PATIENCE - 0.5:
+                self.held_up.append(f"{t.name}: {key}: {error}")
+            raise
+
     def fresh(self, t):
         return f"{t.name}/{len(t.events)}-{self.r.randint(0, 10**6)}"
 
     def emit(self, q, t, event_key, event_type, payload=None, ordering_key=None, n=None, idempotency_key=None, deliver_after=None):
         payload = payload or {"tx": t.name} | ({"n": n} if n else {})
-        q.execute("SELECT retrysafe.outbox_emit(%s, %s, %s, %s, %s, deliver_after => clock_timestamp() + %s::interval)",
-                  (idempotency_key, event_key, event_type, json.dumps(payload), ordering_key, deliver_after))
+        with contextlib.nullcontext() if event_type == "again" else self.of_its_own(t, event_key):
+            q.execute("SELECT retrysafe.outbox_emit(%s, %s, %s, %s, %s, deliver_after => clock_timestamp() + %s::interval)",
+                      (idempotency_key, event_key, event_type, json.dumps(payload), ordering_key, deliver_after))
         t.events.append([event_key, event_type, ordering_key, n, digest(payload)])
 
     def ordered(self, q, t, key=None):
@@ -192,7 +210,7 @@ class Writer(Player):
             self.emit(q, t, self.fresh(t), "ordered", ordering_key=key, n=n)
 
     def any_request(self, q, t):
-        choice = self.r.random()
+        choice, of_its_own = self.r.random(), contextlib.nullcontext()
         if choice < 0.1:
             key = f"short{self.r.randint(1, 20)}"
         elif choice < 0.3:
@@ -201,7 +219,9 @@ class Writer(Player):
             key = f"warm{self.r.randint(1, 200)}"
         else:
             key = f"cold{self.number}-{self.r.randint(1, 10**9)}"
-        self.request(q, t, key, "other" if self.r.random() < 0.1 else "usual")
+            of_its_own = self.of_its_own(t, key)
+        with of_its_own:
+            self.request(q, t, key, "other" if self.r.random() < 0.1 else "usual")
 
     def request(self, q, t, key, request_hash):
         function = "idem_begin" if self.r.random() < 0.7 else "idem_try_begin"

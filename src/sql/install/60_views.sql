@@ -131,12 +131,15 @@ CREATE VIEW @extschema@.outbox_status AS
                   pg_catalog.min(b.position) AS position,
                   pg_catalog.sum(b.total_delivered)::bigint AS delivered,
                   pg_catalog.max(h.failures) AS failures,
-                  pg_catalog.min(h.retry_at) FILTER (WHERE h.retry_at > pg_catalog.clock_timestamp()) AS retry_at,
-                  pg_catalog.bool_and(coalesce(h.retry_at > pg_catalog.clock_timestamp(), false)) AS backing_off,
+                  pg_catalog.min(h.retry_at) FILTER (WHERE rest.is_on) AS retry_at,
+                  pg_catalog.bool_and(rest.is_on) AS backing_off,
                   (pg_catalog.array_agg(h.last_error ORDER BY h.error_at DESC NULLS LAST))[1] AS last_error,
                   pg_catalog.max(h.error_at) AS error_at,
                   pg_catalog.array_agg(DISTINCT h.holder) FILTER (WHERE h.lease_until > pg_catalog.clock_timestamp()) AS holders
              FROM @extschema@.outbox_shards h
+             -- One that began later than now, by a clock that was set back since, is over.
+            CROSS JOIN LATERAL (SELECT coalesce(h.retry_at > pg_catalog.clock_timestamp()
+                                                AND h.error_at <= pg_catalog.clock_timestamp(), false) AS is_on) AS rest
             CROSS JOIN LATERAL (SELECT n.position, n.total_delivered
                                   FROM @extschema@.outbox_batches n
                                  WHERE n.destination = h.destination AND n.shard = h.shard
