@@ -67,6 +67,7 @@ byte visible = 0;           /* positions of committed events */
 byte before_start = 0;      /* those that were committed when the destination was created: not for it */
 byte earlier[POSITIONS];    /* positions that were committed when this one was drawn */
 byte published = 0;         /* a receiver has them */
+byte recorded = 0;          /* in a batch that somebody recorded after it was published */
 
 #define wanted (visible & ~before_start)
 
@@ -187,7 +188,11 @@ proctype Creator() {
 /* --- a worker ---------------------------------------------------------------------------------------------- */
 
 /* Is the row of this position in the window between `d` and `w`? Only committed rows are seen at all: the server tells. */
+#ifdef ENDED_IS_COMMITTED
+#define row_seen(i) (writer[i] != 0 && !member(emptied, i))
+#else
 #define row_seen(i) (writer[i] != 0 && !member(emptied, i) && member(committed, writer[i]))
+#endif
 #define sees(s, i) ((i) <= s.ceiling && ended(s, writer[i]))
 #define in_window(d, w, i)                                                                        \
   (row_seen(i) && ended(w, writer[i]) &&                                                          \
@@ -201,6 +206,28 @@ byte takeovers_left = WORKERS - 1;  /* leases that end while their holder lives 
 #else
 #define may_record (my_token == token)
 #endif
+
+inline record() {
+  if
+  :: atomic {
+       may_record ->
+       printf("worker %d records up to position %d, with token %d, now %d\n", me, to, my_token, token);
+       assert(my_token == token);       /* a stale owner moves nothing */
+       recorded = recorded | batch;
+       if
+       :: exhausted -> copy(done, w); window_stored = false; cursor = 0
+       :: else -> copy(window, w); window_stored = true; cursor = to
+       fi;
+       i = 0;
+       do
+       :: i < WORKERS -> passed_over[i] = false; i++
+       :: else -> break
+       od;
+       i = 0
+     }
+  :: !may_record -> goto claim          /* refused: somebody else has the shard */
+  fi
+}
 
 proctype Worker(byte me) {
   Snapshot d, w;
@@ -261,6 +288,9 @@ read:
   :: else
   fi;
 
+#ifdef RECORDED_FIRST
+  record();
+#endif
   /* Publish. Nothing is held meanwhile. */
   do
   :: i < POSITIONS ->
@@ -279,26 +309,10 @@ read:
   :: crashes_left > 0 -> crashes_left--; printf("worker %d dies\n", me); goto crash
   od;
 
-  /* Record. */
-  if
-  :: atomic {
-       may_record ->
-       printf("worker %d records up to position %d, with token %d, now %d\n", me, to, my_token, token);
-       assert(my_token == token);       /* a stale owner moves nothing */
-       if
-       :: exhausted -> copy(done, w); window_stored = false; cursor = 0
-       :: else -> copy(window, w); window_stored = true; cursor = to
-       fi;
-       i = 0;
-       do
-       :: i < WORKERS -> passed_over[i] = false; i++
-       :: else -> break
-       od;
-       i = 0
-     };
-     goto read
-  :: !may_record -> goto claim          /* refused: somebody else has the shard */
-  fi;
+#ifndef RECORDED_FIRST
+  record();
+#endif
+  goto read;
 
 crash: /* What it knew is gone. A dead owner's lease is taken over at once. */
   atomic {
@@ -314,6 +328,7 @@ crash: /* What it knew is gone. A dead owner's lease is taken over at once. */
 finished:
   printf("worker %d finds nothing more; %x wanted, %x published\n", me, wanted, published);
   assert((wanted & ~published) == 0);   /* no committed event is skipped for ever */
+  assert((wanted & ~recorded) == 0);    /* who died or was late while publishing left it to others to publish again */
   if
   :: holder == me -> holder = NOBODY
   :: else
