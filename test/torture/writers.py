@@ -188,7 +188,7 @@ class Writer(Player):
         except psycopg2.Error as error:
             # A clock that is set ends time-outs early.
             if error.pgcode == "40P01" or error.pgcode == "55P03" and time.monotonic() > began + PATIENCE - 0.5:
-                self.held_up.append(f"{t.name}: {key}: {error}")
+                self.held_up.append(f"{t.name}: {key}: {error.pgcode} after {time.monotonic() - began:.1f} s")
             raise
 
     def fresh(self, t):
