@@ -8,6 +8,7 @@ import pytest
 from conftest import Database, Pending, Server, eventually, make_database, run
 from copies import Copy, as_postgres, copy_of, folder  # noqa: F401 (fixtures)
 from receiver import Receiver
+from test_worker import let_look
 
 
 def emit(db, *keys, type="t", ordering_key=None):
@@ -134,6 +135,9 @@ class History:
         emit(copy, "emitted while suspended")
         copy.sql("SELECT outbox_consent(%s)", consent)
         emit(copy, "new")
+        positions = dict(copy.sql("SELECT event_key, id FROM outbox_log"))
+        assert len(set(positions.values())) == len(positions)
+        assert max(positions[key] for key in self.ids) < positions["emitted while suspended"] < positions["new"]
         assert sorted(keys(drain(copy, "sharded"))) == sorted(ids(copy))
         first = drain(copy, max_events=1, batches=2)
         unsent = {key for key, in copy.sql("SELECT event_key FROM outbox_events WHERE sent_at IS NULL")}
@@ -307,8 +311,19 @@ def drop(database):
     admin.close()
 
 
+def grow_old(db, transactions=3000):
+    """By more than a restore of our dumps takes."""
+    db.sql(f"DO $$ BEGIN FOR i IN 1..{transactions} LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$")
+
+
+def is_younger(restored):
+    """Every transaction id that came with the dump is one of the future there."""
+    return restored.value("SELECT pg_current_xact_id() < (SELECT min(txid) FROM outbox_log)")
+
+
 @pytest.mark.parametrize("format, consent", [("plain", "same"), ("custom", "same"), ("custom", "fork"), ("directory", "same")])
 def test_a_restored_dump_delivers_what_is_due_and_no_more(server, other, folder, db, format, consent):
+    grow_old(db)
     history = History(db)
     to_folder = [f"--file={folder / 'dump'}"] if format == "directory" else []
     dump = as_postgres(server.bindir() / "pg_dump", f"--format={format}", *to_folder, server.dsn(db.name))
@@ -320,6 +335,7 @@ def test_a_restored_dump_delivers_what_is_due_and_no_more(server, other, folder,
                     folder / "dump")
     else:
         as_postgres(server.bindir() / "pg_restore", "--exit-on-error", "-d", other.dsn("restored"), stdin=dump)
+    assert is_younger(restored)
     assert "restored" in reason(restored)
     assert ids(restored) == ids(db)
     history.check(restored, consent, db)
@@ -338,14 +354,38 @@ def test_a_dump_restored_over_its_own_database_is_suspended(server, db, folder):
 @pytest.mark.parametrize("direction", ["older", "younger"])
 def test_transaction_ids_of_another_cluster_mean_nothing(server, other, db, direction):
     """A dump goes to a cluster whose transaction ids are far behind, or far ahead."""
-    busy = db if direction == "younger" else Database(other, "postgres")
-    for _ in range(300):
-        busy.sql("SELECT pg_current_xact_id()")
+    if direction == "younger":
+        grow_old(db)
+    else:  # than a server that other tests have used
+        grow_old(Database(other, "postgres"), 3000 + db.value("SELECT pg_current_xact_id()::text::int"))
     history = History(db)
     dump = as_postgres(server.bindir() / "pg_dump", server.dsn(db.name))
     restored = empty_database(other)
     as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", other.dsn("restored"), stdin=dump)
+    assert is_younger(restored) == (direction == "younger")
     history.check(restored, "same")
+
+
+@pytest.mark.parametrize("how", ["plain dump", "custom dump", "base backup"])
+def test_the_worker_of_a_copy_publishes_after_consent_only(server, other, copy_of, db, how):
+    with Receiver() as receiver:
+        db.sql("SELECT outbox_create_destination('hook', 'http', %s)", json.dumps({"url": receiver.url}))
+        db.sql("SELECT outbox_pause('hook')")
+        emit(db, "a")
+        if how == "base backup":
+            copy = Database(copy_of(), db.name)
+        else:
+            copy = empty_database(other)
+            dump = as_postgres(server.bindir() / "pg_dump", f"--format={how.split()[0]}", server.dsn(db.name))
+            program = ("psql", "-X", "-q") if how == "plain dump" else ("pg_restore",)
+            as_postgres(server.bindir() / program[0], *program[1:], "-d", other.dsn("restored"), stdin=dump)
+        copy.sql("SELECT outbox_resume('hook')")
+        eventually(lambda: copy.value("SELECT state FROM outbox_workers WHERE database = current_database()") == "suspended")
+        let_look(copy, "hook")
+        assert receiver.requests == []
+        copy.sql("SELECT outbox_consent('same')")
+        eventually(lambda: len(receiver.requests) == 1)
+        assert receiver.ids == [str(ids(db)["a"])]
 
 
 @pytest.mark.parametrize("direction", ["older", "younger"])

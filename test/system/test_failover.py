@@ -10,6 +10,7 @@ from conftest import Database, cluster, eventually, load_factor, make_database, 
 from copies import Copy, folder, standby_of  # noqa: F401 (fixture)
 from receiver import Receiver
 from relay_process import Relay
+from test_worker import let_look
 
 
 @pytest.fixture
@@ -153,6 +154,8 @@ def test_recovery_to_a_point_in_time(folder, receiver):
             # As many requests as were lost take their positions.
             instead = repeat(copy, [f"instead-{n}" for n in range(10)])
             assert "backup" in copy.value("SELECT suspended_reason FROM outbox_status")
+            eventually(lambda: copy.value("SELECT state FROM outbox_workers WHERE database = current_database()") == "suspended")
+            let_look(copy, "hook")
             assert published(receiver) == lost
             copy.sql("SELECT outbox_consent('same')")
             everything_is_sent(copy)
