@@ -9,10 +9,11 @@ import tempfile
 
 import pytest
 
-from clients import Clients, assert_complete, assert_in_order, published, repeat
-from conftest import TOP, Database, cluster, eventually, make_database, run
+from clients import Clients, assert_complete, assert_in_order, everything_is_sent, positions, published, repeat
+from conftest import TOP, Database, Pending, cluster, eventually, make_database, run
 from null_destination import worker_pids
 from receiver import Receiver
+from test_worker import let_look
 
 FIRST = "0.1.0"
 CURRENT = (TOP / "retrysafe.control").read_text().split("default_version = '")[1].split("'")[0]
@@ -208,6 +209,65 @@ def test_an_update_that_is_rolled_back(own, receiver):
         finish(db, clients, receiver)
 
 
+RESTORE = {"plain": ("psql", "-q", "-v", "ON_ERROR_STOP=1"), "custom": ("pg_restore", "--exit-on-error")}
+
+
+def command_on(server, program, *arguments):
+    return [server.bindir() / program, "-h", str(server.directory), "-p", str(server.port), "-U", "postgres", *arguments]
+
+
+def restored_from(server, dump, format="plain"):
+    admin = server.connect()
+    run(admin, "CREATE DATABASE restored")
+    run(admin, "ALTER DATABASE restored SET search_path = retrysafe, public")
+    admin.close()
+    subprocess.run(command_on(server, *RESTORE[format], "-d", "restored"), check=True, input=dump, stdout=subprocess.DEVNULL)
+    return Database(server, "restored")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", RESTORE)
+@pytest.mark.parametrize("at", ["public.bulk", "retrysafe.idem_records_1"])
+def test_a_dump_beside_an_update_under_load(own, receiver, at, format):
+    """The extension is updated while pg_dump is in the middle: before it comes to our tables, or when it has one. Requests are
+    answered all the time, and the dump is whole."""
+    db = shop(own, receiver)
+    db.sql("CREATE FUNCTION public.big(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(string_agg(md5(random()::text), $$ $$))"
+           " FROM generate_series(1, 100)'")
+    if at == "public.bulk":
+        db.sql("CREATE TABLE public.bulk AS SELECT big(NULL) FROM generate_series(1, 500)")
+    else:
+        db.sql("SELECT idem_run('big' || i, '{}', 'public.big(jsonb)') FROM generate_series(1, 500) i")
+    with Clients(db) as clients:
+        clients.have(10)
+        own.installation.scripts_are(NEXT)
+        dump = subprocess.Popen(command_on(own, "pg_dump", f"--format={format}", db.name), stdout=subprocess.PIPE)
+        eventually(lambda: db.sql("""SELECT 1 FROM pg_stat_activity WHERE application_name = 'pg_dump' AND wait_event = 'ClientWrite'
+                                        AND query LIKE 'COPY ' || %s || ' %%'""", at))
+        update = Pending(db, "ALTER EXTENSION retrysafe UPDATE")
+        if at != "public.bulk":
+            assert update.blocks()
+        clients.have(5)
+        content, _ = dump.communicate()
+        assert dump.returncode == 0
+        update.result(timeout=120)
+        assert version(db) == NEXT
+        publishing_stops(db, library=FIRST)
+        own.installation.library_is(NEXT)
+        own.pg_ctl("restart", "-m", "fast")
+        finish(db, clients, receiver)
+    restored = restored_from(own, content, format)
+    orders = dict(restored.sql("SELECT key, id FROM public.orders"))
+    assert version(restored) == NEXT and len(orders) >= 40
+    with nothing_arrives(receiver):
+        let_look(restored, "hook")
+        assert restored.value("SELECT state FROM outbox_status") == "suspended"
+        assert repeat(restored, orders) == {key: ("replay", order) for key, order in orders.items()}
+    assert positions(restored).keys() == {f"{key}:placed" for key in orders}
+    restored.sql("SELECT outbox_consent('same')")
+    everything_is_sent(restored)
+
+
 @pytest.mark.slow
 def test_a_dump_of_the_old_version_restored_into_the_new_one(own, receiver):
     db = shop(own, receiver)
@@ -215,21 +275,14 @@ def test_a_dump_of_the_old_version_restored_into_the_new_one(own, receiver):
         clients.have(20)
         db.sql("SELECT outbox_pause('hook')")
         clients.have(5)
-    connect = ["-h", str(own.directory), "-p", str(own.port), "-U", "postgres"]
-    dump = subprocess.run([own.bindir() / "pg_dump", *connect, db.name], check=True, capture_output=True).stdout
+    dump = subprocess.run(command_on(own, "pg_dump", db.name), check=True, capture_output=True).stdout
     own.installation.library_is(NEXT)
     own.installation.scripts_are(NEXT)
     own.pg_ctl("restart", "-m", "fast")
-    admin = own.connect()
-    run(admin, "CREATE DATABASE restored")
-    run(admin, "ALTER DATABASE restored SET search_path = retrysafe, public")
-    admin.close()
-    subprocess.run([own.bindir() / "psql", *connect, "-q", "-v", "ON_ERROR_STOP=1", "-d", "restored"], check=True, input=dump,
-                   stdout=subprocess.DEVNULL)
-    restored = Database(own, "restored")
+    restored = restored_from(own, dump)
     assert version(restored) == NEXT and version(db) == FIRST
     with nothing_arrives(receiver):
-        restored.sql("SELECT outbox_resume('hook')")
+        let_look(restored, "hook")
         assert restored.value("SELECT state FROM outbox_status") == "suspended"
         assert {outcome for outcome, _ in repeat(restored, clients.answers).values()} == {"replay"}
     restored.sql("SELECT outbox_consent('same')")
