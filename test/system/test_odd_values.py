@@ -319,7 +319,7 @@ def emit(db, value):
     """The key of an accepted value is also the ordering key and the scope."""
     same = value.key if value.error is None else None
     return db.value("SELECT outbox_emit(NULL, %s, %s, %s, %s, %s, scope => %s)", value.key, TYPE, value.payload, same,
-                    json.dumps(HEADERS), same or "")
+                    json.dumps(HEADERS, ensure_ascii=False), same or "")
 
 
 def documented_codes():
@@ -359,6 +359,21 @@ def test_a_value_is_refused_or_arrives_bit_for_bit(kind):
         assert (a.payload, a.fields) == (value.stored, kind.expected(value)), value.about
     closing.balance(db, "d", [a.id for a in seen], committed=ACCEPTED,
                     rolled_back=[value.key for value in VALUES if value.error])
+
+
+@pytest.mark.parametrize("db_options, letter", [
+    pytest.param(f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0", letter, id=encoding)
+    for encoding, letter in (("LATIN1", "é"), ("EUC_JP", "あ"), ("SQL_ASCII", "é😀"))])
+def test_what_a_database_in_another_encoding_holds_arrives_in_utf8(kind, letter, monkeypatch):
+    db, value = kind.db, Value(f"key {letter}", payload=f'{{"{letter}": "{letter}"}}')
+    db.sql(f"ALTER DATABASE {db.name} SET client_encoding = 'UTF8'")
+    for name, content in {"TYPE": f"type {letter}", "HEADERS": {"h-1": letter, "empty": ""}, "VALUES": [value]}.items():
+        monkeypatch.setitem(globals(), name, content)
+    emit(db, value)
+    (a,) = eventually(lambda: list(kind.arrived()))
+    assert (a.key, a.payload, a.fields) == (value.key, value.stored, kind.expected(value))
+    eventually(lambda: db.value("SELECT sent_at IS NOT NULL FROM outbox_events"))
+    closing.balance(db, "d", [a.id], committed=[value.key])
 
 
 def test_no_key_is_a_pattern(db):

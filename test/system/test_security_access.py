@@ -1,9 +1,13 @@
 """Who may do what: every function, view, table and sequence of the extension against every access, as the catalogue lists
 them. Something new that is not in the table below fails."""
+import json
+
 import psycopg2
 import pytest
 
-from conftest import run
+from conftest import database_on, eventually, run
+from copies import as_postgres
+from receiver import Receiver
 
 ACCESSES = ("write", "consume", "relay", "monitor", "admin")
 
@@ -229,3 +233,36 @@ def test_what_runs_with_the_rights_of_its_owner_fixes_its_path(db):
     assert db.sql(f"""
         SELECT p.oid::regprocedure::text FROM ({MEMBERS}) m JOIN pg_proc p ON m.classid = 'pg_proc'::regclass AND p.oid = m.objid
           JOIN pg_language l ON l.oid = p.prolang WHERE p.prosecdef AND l.lanname = 'c'""") == []
+
+
+def test_nothing_needs_what_is_revoked_from_everybody(server, db, role):
+    """Tools take from PUBLIC whatever it has. Work goes on, here and in what is restored from a dump."""
+    writer = role("write")
+    with Receiver() as receiver:
+        db.sql("SELECT outbox_create_destination('hook', 'http', %s)", json.dumps({"url": receiver.url}))
+        db.sql("CREATE TABLE public.calls (key text)")
+        db.sql("""CREATE FUNCTION public.note(event jsonb) RETURNS void LANGUAGE sql AS
+                  $$INSERT INTO public.calls SELECT event ->> 'key'$$""")
+        db.sql("SELECT outbox_create_destination('f', 'function', '{\"function\": \"public.note\"}')")
+        db.sql(f"GRANT CONNECT ON DATABASE {db.name} TO {writer}")
+        db.sql(f"REVOKE ALL ON DATABASE {db.name} FROM PUBLIC")
+        db.sql("REVOKE ALL ON LANGUAGE sql, plpgsql FROM PUBLIC")
+        for schema in ("public", "retrysafe", "information_schema"):
+            db.sql(f"REVOKE ALL ON SCHEMA {schema} FROM PUBLIC")
+            for kind in ("TABLES", "SEQUENCES", "ROUTINES"):
+                db.sql(f"REVOKE ALL ON ALL {kind} IN SCHEMA {schema} FROM PUBLIC")
+
+        def works(database, key):
+            session = database.connect(user=writer)
+            run(session, f"BEGIN; SELECT retrysafe.idem_begin('{key}', 'h'); SELECT retrysafe.outbox_emit('{key}', '{key}', 't', '1');"
+                         f"SELECT retrysafe.idem_complete('{key}'); COMMIT")
+            session.close()
+            eventually(lambda: key in [r.header("ce-eventkey") for r in receiver.requests])
+            eventually(lambda: database.value("SELECT count(*) FROM public.calls WHERE key = %s", key) == 1)
+        works(db, "here")
+        with database_on(server) as copy:
+            copy.sql("DROP EXTENSION retrysafe; DROP SCHEMA retrysafe")
+            dump = as_postgres(server.bindir() / "pg_dump", server.dsn(db.name))
+            as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", server.dsn(copy.name), stdin=dump)
+            copy.sql("SELECT outbox_consent('fork')")
+            works(copy, "there")

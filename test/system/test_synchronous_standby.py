@@ -10,7 +10,7 @@ import pytest
 
 import closing
 from conftest import Database, Pending, cluster, database_on, eventually, make_database, run
-from copies import folder_for_copies, standby_of
+from copies import folder, folder_for_copies, standby_of  # noqa: F401 (fixture)
 from null_destination import NullDestination, worker_pids
 
 
@@ -309,6 +309,24 @@ def test_where_no_standby_is_named_none_is_waited_for(both, own_db):
     eventually(lambda: d.delivered() == ["a"])
     emit(own_db, "b")
     eventually(lambda: d.delivered() == ["a", "b"])
+
+
+def test_as_many_standbys_as_are_asked_for(pair, db, folder):
+    d = NullDestination(db)
+    second = standby_of(pair.primary, folder / "second")
+    try:
+        pair.primary.set("synchronous_standby_names", "ANY 2 (*)")
+        emit(db, "a")
+        eventually(lambda: d.delivered() == ["a"])
+        pair.lag()
+        emit(db, "b")
+        eventually(lambda: waits(db))
+        has_looked(db)
+        assert d.delivered() == ["a"]
+        pair.primary.set("synchronous_standby_names", "ANY 1 (*)")
+        eventually(lambda: d.delivered() == ["a", "b"])
+    finally:
+        second.stop()
 
 
 def test_the_setting_is_taken_back_while_events_wait(both, own_db):
