@@ -39,6 +39,10 @@ class Killer(Player):
                 self.counts[action.name] += what is not None
                 self.played += 1
                 self.log(f"{time.monotonic() - start:8.1f}      {what or 'nobody was there'}")
+        except Exception:
+            # Perhaps no standby is left, and commits would wait for it for ever: those of what lasts, too.
+            self.site.wait_for_no_standby()
+            raise
         finally:
             for thread in self._lasting:
                 thread.join()
@@ -61,7 +65,7 @@ class Killer(Player):
 
         def later():
             self.stop.wait(action.duration * times)
-            end()
+            self.guarded(end)
         thread = threading.Thread(target=later, daemon=True)
         thread.start()
         self._lasting.append(thread)

@@ -99,6 +99,9 @@ class Site:
         self.primary.set("synchronous_standby_names", "*")
         eventually(self.in_step, timeout=60, message="the standby does not come into step")
 
+    def wait_for_no_standby(self):
+        self.primary.set("synchronous_standby_names", None)
+
     def in_step(self):
         """All that was written until now is on the standby, which is one that commits wait for."""
         try:
@@ -123,9 +126,8 @@ class Site:
             os.kill(receiver, signal.SIGTERM)  # what is in its socket goes with it
             os.kill(receiver, signal.SIGCONT)
         new.pg_ctl("promote")
-        # Nobody would answer its commits before it has a standby.
-        new.set("synchronous_standby_names", None)
         self.primary = self.db.server = new
+        self.wait_for_no_standby()  # nobody would answer its commits before it has one
         self.add_standby()
         return f"{new.directory.name}"
 

@@ -12,7 +12,10 @@ class Player(threading.Thread):
         self.unexpected = []  # what is a fault, if only of the rig
 
     def run(self):
+        self.guarded(self.play)
+
+    def guarded(self, play):
         try:
-            self.play()
+            play()
         except Exception:  # noqa: BLE001 - it is told at the end
             self.unexpected.append(f"{self.name}: {traceback.format_exc()}")

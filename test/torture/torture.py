@@ -30,7 +30,7 @@ SETTINGS = (server_log.PREFIX, "max_prepared_transactions = 50", "max_connection
             "autovacuum_naptime = 5s", "restart_after_crash = on", "retrysafe.workers_per_database = 2",
             "retrysafe.poll_interval = 200ms", "retrysafe.outbox_retention = 2s", "retrysafe.outbox_rotation_age = 2s",
             "checkpoint_timeout = 30s", f"retrysafe.idem_retention = {LIFETIME}s", "retrysafe.idem_rotation_age = 1s",
-            "wal_writer_delay = 2s")
+            "wal_writer_delay = 2s", "wal_keep_size = 1GB")  # the standby finds what it missed
 LITTLE = 20 << 20  # bytes that tables of retrysafe may have when they have nothing to keep
 DRAIN = 300  # seconds in which everything has to arrive when nothing happens any more
 STRAGGLERS = 4  # at most one for each hot key
