@@ -190,8 +190,7 @@ void Session::turn(Milliseconds now) {
 void Session::connect(Milliseconds now) {
   state_ = State::kConnecting;
   deadline_ = now + hosts_.timeout();
-  if (!connector_.start(hosts_.start(attempt_++)))
-    fail("earlier attempts to connect have not come to an end");
+  if (const char *const reason = connector_.start(hosts_.start(attempt_++))) fail(reason);
 }
 
 void Session::prepare() {

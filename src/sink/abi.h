@@ -5,7 +5,8 @@
  * worker, or by a stand-alone publisher; it knows nothing of the server. All calls come from one thread. No
  * call blocks for longer than a few milliseconds: the sink does its network work without blocking, and tells
  * through wait_fd when it wants to be called again. No C++ exception may leave a call. A sink may run threads
- * of its own (client libraries do); they must have all signals blocked and must not call back.
+ * of its own (client libraries do); they must have all signals blocked, which a thread inherits that is
+ * started in a call, and must not call back.
  *
  * Text is UTF-8, given as pointer and length, not terminated by NUL unless said so.
  */

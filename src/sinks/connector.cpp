@@ -4,7 +4,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -67,39 +67,35 @@ struct Connector::Attempt {
   PGconn *connection = nullptr;
 };
 
-Connector::Connector() : fd_(make_bell()) {}
+Connector::Connector() : fd_(make_bell()) {
+  abandoned_.reserve(kMaxAbandoned);  // giving up must not fail
+}
 
 Connector::~Connector() {
   give_up();
   ::close(fd_);
 }
 
-bool Connector::start(std::function<PGconn *()> begin) {
+const char *Connector::start(std::function<PGconn *()> begin) {
   give_up();
   std::erase_if(abandoned_, [](const auto &attempt) {
     const std::lock_guard lock(attempt->mutex);
     return attempt->done;
   });
-  if (abandoned_.size() >= kMaxAbandoned) return false;
+  if (abandoned_.size() >= kMaxAbandoned) return "earlier attempts to connect have not come to an end";
   // A process may end while a thread runs, after a FATAL error of the server for one. Handlers that were
   // registered earlier run later then, and OpenSSL's has to be among those: it registers one when it is asked
   // for anything.
   [[maybe_unused]] static const int registered =
       (OPENSSL_init_crypto(OPENSSL_INIT_LOAD_CRYPTO_STRINGS, nullptr), on_exit(end_all, nullptr));
-  auto attempt = std::make_shared<Attempt>(std::move(begin), fd_);
-  // A signal that the thread took would be lost to the process.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
+    auto attempt = std::make_shared<Attempt>(std::move(begin), fd_);
     attempt->thread = std::thread([attempt] { run(*attempt); });
-  } catch (const std::system_error &) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return false;
+    attempt_ = std::move(attempt);
+    return nullptr;
+  } catch (const std::exception &) {
+    return "there is no memory, descriptor or thread left to connect with";
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  attempt_ = std::move(attempt);
-  return true;
 }
 
 void Connector::run(Attempt &attempt) noexcept {

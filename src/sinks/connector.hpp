@@ -25,9 +25,10 @@ class Connector {
   int fd() const { return fd_; }
 
   // `begin` is called in the thread and begins a connection, or hands over one that has been begun. It owns
-  // what it needs, and may be called when nobody waits any more. False: too many that were given up have not
-  // come back yet.
-  bool start(std::function<PGconn *()> begin);
+  // what it needs, and may be called when nobody waits any more. Signals that the thread is not to take are
+  // blocked when this is called. Null, or why there is no attempt: four that were given up have not come back
+  // yet, for one.
+  const char *start(std::function<PGconn *()> begin);
   // Made, or failed as PQstatus says; null as long as it is neither. The caller's from then on.
   PGconn *take();
   // The thread frees what it makes.

@@ -1,13 +1,12 @@
 #include "sinks/resolver.hpp"
 
 #include <netdb.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -40,23 +39,17 @@ int Resolver::fd() const {
 void Resolver::ask(const std::vector<std::string> &hosts) {
   const std::lock_guard lock(shared_->mutex);
   if (shared_->running) return;
-  shared_->running = true;
   shared_->done = false;
-  shared_->hosts = hosts;
-  // A signal that this thread took would be lost to the process.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
+    shared_->hosts = hosts;
     std::thread([shared = shared_] { look_up(*shared); }).detach();
-  } catch (const std::system_error &failure) {
-    shared_->running = false;
-    shared_->done = true;
-    shared_->addresses.clear();
+    shared_->running = true;
+  } catch (const std::exception &failure) {
     shared_->error = failure.what();
+    shared_->addresses.clear();
+    shared_->done = true;
     eventfd_write(shared_->fd, 1);
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Resolver::look_up(Shared &shared) noexcept {

@@ -2,6 +2,7 @@
 //
 // getaddrinfo can take a minute and cannot be interrupted, so it runs in a thread of its own that is left
 // alone: it shares nothing with the sink but the answer, and a new question waits for the old thread's end.
+// Calls of a sink come with signals blocked, which the thread inherits.
 #pragma once
 
 #include <sys/socket.h>

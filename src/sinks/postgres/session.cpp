@@ -279,9 +279,10 @@ void Session::try_next_address() {
       begun, [](void *, const PGresult *) {}, nullptr);
   state_ = State::kConnecting;
   deadline_ = Clock::now() + target_.connect_timeout;
-  if (connector_.start([begun] { return begun; })) return;
-  PQfinish(begun);
-  fail("earlier attempts to connect have not come to an end");
+  if (const char *const reason = connector_.start([begun] { return begun; })) {
+    PQfinish(begun);
+    fail(reason);
+  }
 }
 
 void Session::connect() {
