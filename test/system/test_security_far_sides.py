@@ -10,6 +10,7 @@ import pytest
 
 from conftest import eventually
 from hostile import MEGABYTE, Hostile, healthy_neighbour, memory, worker_pid
+from relay_process import Relay
 from strikes import alive
 
 # -- http --
@@ -480,6 +481,21 @@ def test_a_password_that_takes_hours_to_hash(server, db):
             eventually(lambda: not alive(pid), timeout=10, message="the worker does not end")
         finally:
             hostile.close()
+
+
+def test_a_relay_whose_passwords_take_hours_to_hash(db):
+    """It leaves four attempts alone and begins no fifth, and ends while they still run."""
+    hostile = Hostile(hashing_without_end)
+    try:
+        hosts = ",".join(["127.0.0.1"] * 5)
+        where = f"host={hosts} port={hostile.port} dbname=d user=u password=p connect_timeout=1"
+        with Relay(db, "--drain", "d", config=f"connection = {where}\n") as relay:
+            assert relay.wait() == 3, relay.log()
+            line, = relay.lines("no connection to the database")
+            assert line["reason"] == "earlier attempts to connect have not come to an end"
+            assert hostile.connections == 4
+    finally:
+        hostile.close()
 
 
 def test_a_long_error_is_no_flood(server, db):
