@@ -2,19 +2,20 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace retrysafe::kafka {
 namespace {
 
 using Given = std::map<std::string, std::string>;
+using InOrder = std::vector<std::pair<std::string, std::string>>;
 
-Settings settings(Given given) {
-  given.emplace("topic", "orders");
-  given.emplace("brokers", "b:9092");
+Settings settings_in_order(const InOrder &given) {
   std::vector<retrysafe_pair> options;
   for (const auto &[name, value] : given)
     options.push_back({{name.data(), name.size()}, {value.data(), value.size()}});
@@ -22,6 +23,12 @@ Settings settings(Given given) {
   config.options = options.data();
   config.option_count = options.size();
   return Settings(sink::Options(config));
+}
+
+Settings settings(Given given) {
+  given.emplace("topic", "orders");
+  given.emplace("brokers", "b:9092");
+  return settings_in_order({given.begin(), given.end()});
 }
 
 // The last value that the library is given.
@@ -64,6 +71,31 @@ TEST(KafkaSettings, LoginAndTls) {
     Given part = login;
     part.erase(missing);
     EXPECT_THROW(settings(part), std::invalid_argument) << missing;
+  }
+}
+
+TEST(KafkaSettings, LoginWithoutTlsInAnyOrder) {
+  const auto judge = [](const InOrder &given) -> std::string {
+    try {
+      return property(settings_in_order(given), "security.protocol");
+    } catch (const std::invalid_argument &error) {
+      return error.what();
+    }
+  };
+  const InOrder login = {
+      {"brokers", "b"}, {"password", "p"}, {"sasl_mechanism", "plain"}, {"topic", "t"}, {"user", "u"}};
+  const std::pair<InOrder::value_type, const char *> cases[] = {
+      {{"client_id", "c"}, "sasl_plaintext"},
+      {{"tls", "false"}, "sasl_plaintext"},
+      {{"tls", "true"}, "sasl_ssl"},
+      {{"ca_file", "/ca"}, "certificates need option \"tls\""}};
+  for (const auto &[option, expected] : cases) {
+    InOrder given = login;
+    given.push_back(option);
+    std::sort(given.begin(), given.end());
+    do {
+      ASSERT_EQ(judge(given), expected);
+    } while (std::next_permutation(given.begin(), given.end()));
   }
 }
 

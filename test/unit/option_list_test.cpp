@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -168,6 +169,23 @@ TEST(OptionList, SomeNeedOthers) {
   const std::vector<GivenOption> redis = {text("host", "h"), text("stream", "s")};
   EXPECT_EQ(problem_of("redis", with(redis, {text("password", "p")})), "");
   EXPECT_NE(problem_of("redis", with(redis, {user})), "");
+}
+
+TEST(OptionList, WhatIsMissingIsTheSameInAnyOrder) {
+  const auto in_any_order = [](std::vector<GivenOption> given, const char *problem) {
+    const auto by_name = [](const GivenOption &a, const GivenOption &b) { return a.name < b.name; };
+    std::sort(given.begin(), given.end(), by_name);
+    do {
+      ASSERT_TRUE(problem_of("kafka", given).starts_with(problem)) << problem_of("kafka", given);
+    } while (std::next_permutation(given.begin(), given.end(), by_name));
+  };
+  const GivenOption brokers = text("brokers", "b"), topic = text("topic", "t"),
+                    ca_file = text("ca_file", "c"), user = text("user", "u"),
+                    password = text("password", "p"), mechanism = text("sasl_mechanism", "plain");
+  in_any_order({brokers, topic, ca_file, user}, "option \"user\" needs option \"password\"");
+  in_any_order({brokers, topic, ca_file, user, password}, "option \"user\" needs option \"sasl_mechanism\"");
+  in_any_order({brokers, topic, ca_file, password, mechanism}, "option \"password\" needs option \"user\"");
+  in_any_order({brokers, ca_file, mechanism}, "option \"topic\" is missing");
 }
 
 TEST(OptionList, HeadersAreStringsWithGoodNames) {
