@@ -82,9 +82,10 @@ std::optional<OptionType> option_type(std::string_view name);
 // Finds what `name` stands for: an option, or the _file or _env form of a secret one.
 OptionName find_option(OptionList list, std::string_view name);
 
-// True when what a sink gets is not to be shown, wherever it was kept.
-inline bool holds_secret(OptionType type) {
-  return type == OptionType::kSecret || type == OptionType::kHeaders;
+// True when what a sink gets is not to be shown, wherever it was kept: a secret, or where the machine keeps
+// its files, which only superusers may know.
+inline bool is_masked(OptionType type) {
+  return type == OptionType::kSecret || type == OptionType::kHeaders || type == OptionType::kFile;
 }
 
 // True when views must not show the value.

@@ -292,13 +292,13 @@ struct Resolved {
   int capacity;
 
   void add(const char *name, const char *value, OptionSource source = OptionSource::kInline,
-           bool is_secret = false) {
+           bool is_masked = false) {
     if (count == capacity) {
       capacity *= 2;
       items = static_cast<ResolvedOption *>(repalloc(items, capacity * sizeof(ResolvedOption)));
     }
     const int length = static_cast<int>(strlen(value));
-    items[count++] = {name, pg_server_to_any(value, length, PG_UTF8), source, is_secret};
+    items[count++] = {name, pg_server_to_any(value, length, PG_UTF8), source, is_masked};
   }
 };
 
@@ -410,7 +410,7 @@ ResolvedOption *resolved_options(const Destination &destination, SecretReader re
                     const char *text = copy_of(value);
                     if (reader == SecretReader::kServer) text = read_source(name, option, text);
                     resolved.add(member.data() ? psprintf("%s.%s", option, copy_of(member)) : option, text,
-                                 name.source, holds_secret(name.description->type));
+                                 name.source, is_masked(name.description->type));
                   });
   if (is_kind(kind->name, kinds::postgres))
     resolved.add("require_password", must_show_a_password(destination) ? "true" : "false");

@@ -36,7 +36,7 @@ struct ResolvedOption {
   const char *name;
   const char *value;
   OptionSource source;
-  bool is_secret;  // or may hold one
+  bool is_masked;  // in whatever a sink says
 };
 
 // Who reads secrets that are kept in a file or in the environment.

@@ -15,9 +15,11 @@ namespace {
 
 constexpr size_t kMaxSecretBytes = 64 * 1024;
 
-std::string read_secret(const std::string &option, const std::filesystem::path &path) {
+// Errors show the file as it is `called`: some are shown in the database.
+std::string read_secret(const std::string &option, const std::filesystem::path &path,
+                        const std::string &called) {
   const auto refuse = [&](const std::string &why) {
-    throw ConfigurationError("the file " + path.string() + " of option \"" + option + "\" " + why);
+    throw ConfigurationError("the file " + called + " of option \"" + option + "\" " + why);
   };
   std::error_code error;
   const auto status = std::filesystem::status(path, error);
@@ -103,7 +105,8 @@ Options options_of_section(const DestinationSection &section, OptionList list, b
         if (name.source == OptionSource::kServerFile) {
           const std::filesystem::path path =
               std::filesystem::path(configuration.configuration_directory) / value;
-          value = name.description->type == OptionType::kFile ? path.string() : read_secret(option, path);
+          value = name.description->type == OptionType::kFile ? path.string()
+                                                              : read_secret(option, path, path.string());
         }
         if (member.data()) option.append(".").append(member);
         options.emplace_back(std::move(option), std::move(value));
@@ -116,7 +119,7 @@ std::string option_of_database(const std::string &name, const std::string &value
   if (source == "environment") return read_variable(name, value);
   if (source != "file") return value;
   const std::filesystem::path path = below_secret_directory(name, value, configuration.secret_directory);
-  return is_secret ? read_secret(name, path) : path.string();
+  return is_secret ? read_secret(name, path, value) : path.string();
 }
 
 void merge(Options over, Options *under) {

@@ -279,7 +279,7 @@ void Lane::open_sink(Options options) {
   config.database = session_.database();
   for (const auto &[name, value] : options) {
     const OptionName known = find_option(option_list_, std::string_view(name).substr(0, name.find('.')));
-    if (known.description && holds_secret(known.description->type)) config.secrets.add(value);
+    if (known.description && is_masked(known.description->type)) config.secrets.add(value);
   }
   config.options = std::move(options);
   config.allowed_addresses = configuration_.allowed_addresses;

@@ -282,7 +282,7 @@ void Lane::read(Milliseconds now) {
     config.destination = name();
     for (int i = 0; i < option_count; ++i) {
       config.options.emplace_back(options[i].name, options[i].value);
-      if (options[i].is_secret) config.secrets.add(options[i].value);
+      if (options[i].is_masked) config.secrets.add(options[i].value);
     }
     config.database = database;
     config.allowed_addresses = settings::allowed_addresses ? settings::allowed_addresses : "";

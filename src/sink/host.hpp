@@ -32,7 +32,7 @@ struct Config {
   std::string destination;
   std::string database;
   std::vector<std::pair<std::string, std::string>> options;  // resolved
-  SecretMask secrets;  // what nothing may show that a sink says: values of options
+  SecretMask secrets;  // what nothing may show that a sink says: values of options that are masked
   std::string allowed_addresses;
   void (*log)(const char *message) = nullptr;
 };
