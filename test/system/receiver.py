@@ -25,8 +25,10 @@ class Answer:
     delay: float = 0.0
 
 
+@dataclass
 class Hang:
-    """No answer at all; the connection stays open until the receiver closes."""
+    """These bytes and no more; the connection stays open until the receiver closes."""
+    data: bytes = b""
 
 
 class Reset:
@@ -196,6 +198,7 @@ class Receiver:
         if isinstance(answer, int):
             answer = Answer(answer)
         if isinstance(answer, Hang):
+            connection.sendall(answer.data)
             closing.wait()
             return False
         if isinstance(answer, Reset):
