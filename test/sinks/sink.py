@@ -12,13 +12,18 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 # A worker with many destinations has many descriptors: test_descriptors.py.
 _descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(int(os.environ.get("RETRYSAFE_DESCRIPTORS", 0)))]
 
-# A sanitizer has to be in the process before the library; but not in brokers and compilers that it starts.
-SANITIZER = os.environ.get("RETRYSAFE_PRELOAD")
+# A sanitizer has to be in a process before a library that was built for it; but not in brokers and compilers that the
+# process starts.
+SANITIZER = os.environ.get("RETRYSAFE_PRELOAD", "")
 if SANITIZER:
-    if "pytest" not in sys.modules and SANITIZER.split(":")[0] not in pathlib.Path("/proc/self/maps").read_text():
-        preload = ":".join([SANITIZER, *filter(None, [os.environ.get("LD_PRELOAD")])])
-        os.execve(sys.executable, sys.orig_argv, os.environ | {"LD_PRELOAD": preload})
     os.environ.pop("LD_PRELOAD", None)
+
+
+def interpreter(preload="", **more):
+    """The environment of another interpreter that loads a sink."""
+    libraries = [library for library in (SANITIZER, str(preload)) if library]
+    return {**os.environ, **more, **({"LD_PRELOAD": ":".join(libraries)} if libraries else {})}
+
 
 DELIVERED, FAILED_RETRY, FAILED_FINAL, UNREACHABLE = range(4)
 

@@ -17,7 +17,7 @@ import preload
 from brokers import librdkafka
 from brokers.kafka import GUEST, PASSWORD, TOPIC, USER, Kafka, free_ports, read_messages
 from brokers.librdkafka import INIT_PRODUCER_ID, PRODUCE, TRANSPORT, MockCluster
-from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event
+from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event, interpreter
 
 
 @pytest.fixture(scope="module")
@@ -663,7 +663,7 @@ def test_a_process_that_ends_without_closing(broker, topic):
                "ca_file": str(broker.directory / "cert.pem")}
     script = EXITS.format(path=[p for p in sys.path if p.endswith(("/sinks", "/system"))], options=options)
     for _ in range(5):
-        assert subprocess.run([sys.executable, "-c", script], timeout=30).returncode == 0
+        assert subprocess.run([sys.executable, "-c", script], env=interpreter(), timeout=30).returncode == 0
 
 
 @pytest.mark.parametrize("tls", [[False], [True], [False, True]], ids=["plain", "TLS", "plain, then TLS"])
@@ -684,7 +684,7 @@ for tls in {tls!r}:
     assert len(os.listdir("/proc/self/task")) > usual.value
 ctypes.CDLL(None).exit(0)
 """
-    subprocess.run([sys.executable, "-c", program], env=os.environ | {"LD_PRELOAD": str(library)}, check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", program], env=interpreter(library), check=True, timeout=30)
 
 
 def test_an_idle_sink_leaves_an_absent_cluster_alone(mock):

@@ -16,7 +16,7 @@ import pytest
 import preload
 from brokers.nats import MAX_PAYLOAD, Nats, Server, free_port, jetstream, stored
 from brokers.nats_keys import Operator
-from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event
+from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event, interpreter
 
 # A pair of the documentation of NATS.
 NKEY = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
@@ -569,7 +569,8 @@ assert all(sink.submit(e) for e in events)
 sink.module.flush(sink.handle)
 """
     for _ in range(5):
-        subprocess.run([sys.executable, "-c", program(tls_server.port, certificates, end)], check=True, timeout=30)
+        subprocess.run([sys.executable, "-c", program(tls_server.port, certificates, end)], env=interpreter(), check=True,
+                       timeout=30)
 
 
 @pytest.mark.skipif("RETRYSAFE_COVERAGE" in os.environ, reason="built to count lines, which is done where others do nothing more")
@@ -584,7 +585,7 @@ libc.puts(b"in a buffer")
 libc.exit(3)
 """
     done = subprocess.run([sys.executable, "-c", program(tls_server.port, certificates, end)], timeout=30,
-                          env=os.environ | {"LD_PRELOAD": str(library), "PYTHONUNBUFFERED": ""}, stdout=subprocess.PIPE)
+                          env=interpreter(library, PYTHONUNBUFFERED=""), stdout=subprocess.PIPE)
     assert (done.returncode, done.stdout) == (3, b"in a buffer\n")
 
 

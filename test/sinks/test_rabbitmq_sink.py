@@ -2,7 +2,6 @@
 import concurrent.futures
 import contextlib
 import json
-import os
 import re
 import select
 import socket
@@ -18,7 +17,7 @@ from pika import spec
 
 from brokers.rabbitmq import EXCHANGE, MAX_MESSAGE_BYTES, QUEUE, RabbitMQ
 from scripted_amqp import ScriptedBroker
-from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event
+from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event, interpreter
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +272,7 @@ def test_a_resolver_that_is_slow(tmp_path):
     (tmp_path / "slow.c").write_text(SLOW_RESOLVER)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "slow.so", tmp_path / "slow.c"], check=True)
     subprocess.run([sys.executable, "-c", "import test_rabbitmq_sink; test_rabbitmq_sink.with_a_slow_resolver()"], check=True,
-                   env=os.environ | {"LD_PRELOAD": str(tmp_path / "slow.so"), "PYTHONPATH": ":".join(sys.path)})
+                   env=interpreter(tmp_path / "slow.so", PYTHONPATH=":".join(sys.path)))
 
 
 def test_an_address_that_is_not_allowed(broker):

@@ -9,6 +9,8 @@ import threading
 
 import pytest
 
+from sink import interpreter
+
 
 @pytest.fixture(scope="module")
 def locked(tmp_path_factory):
@@ -62,7 +64,7 @@ except OpenError as error:
 """
     child, terminal = pty.fork()
     if child == 0:
-        os.execv(sys.executable, [sys.executable, "-c", program])
+        os.execve(sys.executable, [sys.executable, "-c", program], interpreter())
     said = b""
     try:
         while piece := os.read(terminal, 4096):

@@ -23,7 +23,7 @@ from strikes import children_of
 
 sys.path.insert(0, str(TOP / "test/sinks"))
 import sink as interface  # noqa: E402
-from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError  # noqa: E402
+from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, interpreter  # noqa: E402
 
 
 def event_id(key):
@@ -656,8 +656,7 @@ while sys.stdin not in select.select([sys.stdin, sink.module.wait_fd(sink.handle
     sink.collect()
 ctypes.CDLL(None).exit(3)
 """
-    environment = os.environ | {"LD_PRELOAD": str(library)}
-    with subprocess.Popen([sys.executable, "-c", program], env=environment, stdin=subprocess.PIPE) as process:
+    with subprocess.Popen([sys.executable, "-c", program], env=interpreter(library), stdin=subprocess.PIPE) as process:
         try:
             eventually(lambda: listener.connections)
             assert listener.connections[0].recv(8) + listener.connections[0].recv(1) == b"\0\0\0\x08\x04\xd2\x16\x2f\x16"
