@@ -79,7 +79,7 @@ def test_no_process_can_be_made(own_db):
         run(session, "SELECT outbox_emit(NULL, 'a', 't', '1')")
 
         def attempts():
-            times = re.findall(r"^(\S+ \S+) \S+ \[.*could not fork worker process", server.log()[log_before:], re.M)
+            times = re.findall(r"^(\S+ \S+) \S+ \[.*could not fork (?:background )?worker process", server.log()[log_before:], re.M)
             return [datetime.datetime.fromisoformat(t) for t in times]
         eventually(lambda: len(attempts()) == 4)
         pauses = [(b - a).total_seconds() for a, b in zip(attempts(), attempts()[1:])]
