@@ -104,11 +104,6 @@ bool AddressFilter::allows_folder(std::string_view folder) const {
   return std::find(names_.begin(), names_.end(), folder) != names_.end();
 }
 
-bool AddressFilter::is_public(const sockaddr *address) {
-  const auto bytes = bytes_of(address);
-  return bytes && is_public(*bytes);
-}
-
 std::string AddressFilter::text(const sockaddr *address) {
   const auto bytes = bytes_of(address);
   if (!bytes) return "unknown";

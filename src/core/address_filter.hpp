@@ -37,8 +37,6 @@ class AddressFilter {
   // The same for every sink, so that operators can search for it.
   static std::string refusal(const sockaddr *address);
 
-  static bool is_public(const sockaddr *address);
-
  private:
   // An IPv4 address is kept in the form ::ffff:a.b.c.d.
   using Bytes = std::array<uint8_t, 16>;
