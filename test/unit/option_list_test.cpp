@@ -69,6 +69,11 @@ TEST(OptionList, AddressesHoldNoPasswords) {
   EXPECT_EQ(problem_of("nats", {text("servers", "tls://h:4222, [::1]:4222"), text("subject", "x")}), "");
 }
 
+TEST(OptionList, Files) {
+  EXPECT_EQ(http_problem(text("ca_file", "ca.pem")), "");
+  EXPECT_NE(http_problem(number("ca_file", "1")).find("the path of a file"), std::string::npos);
+}
+
 TEST(OptionList, Integers) {
   EXPECT_EQ(http_problem(number("max_in_flight", "1")), "");
   EXPECT_EQ(http_problem(number("max_in_flight", "1024")), "");

@@ -2,6 +2,10 @@
 #include "relay/session.hpp"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <fstream>
 
 #include "relay/configuration.hpp"
 
@@ -15,6 +19,38 @@ TEST(RelayHosts, EachHostByItself) {
   EXPECT_FALSE(hosts.has_password());
   EXPECT_TRUE(Hosts("postgresql://me:secret@a/shop").has_password());
   EXPECT_TRUE(Hosts("host=a sslkey=/key sslpassword=secret").has_password());
+}
+
+TEST(RelayHosts, AddressesCountAsHosts) {
+  EXPECT_EQ(Hosts("hostaddr=10.0.0.1,10.0.0.2 port=5432").count(), 2u);
+  EXPECT_EQ(Hosts("host=a,b hostaddr=10.0.0.1,10.0.0.2").count(), 2u);
+}
+
+TEST(RelayHosts, OfTheEnvironment) {
+  setenv("PGHOST", "a,b,c", 1);
+  EXPECT_EQ(Hosts("dbname=shop").count(), 3u);
+  EXPECT_EQ(Hosts("host=a dbname=shop").count(), 1u);
+  unsetenv("PGHOST");
+  setenv("PGHOSTADDR", "10.0.0.1,10.0.0.2", 1);
+  EXPECT_EQ(Hosts("dbname=shop").count(), 2u);
+  unsetenv("PGHOSTADDR");
+}
+
+// The environment may name another service, and does so afterwards too.
+TEST(RelayHosts, OfAService) {
+  char file[] = "/tmp/relay-session-test-XXXXXX";
+  close(mkstemp(file));
+  std::ofstream(file) << "[shop]\nhost=a,b\n[other]\nhost=a,b,c,d\n";
+  setenv("PGSERVICEFILE", file, 1);
+  EXPECT_EQ(Hosts("service=shop").count(), 2u);
+  EXPECT_EQ(getenv("PGSERVICE"), nullptr);
+  setenv("PGSERVICE", "other", 1);
+  EXPECT_EQ(Hosts("service=shop").count(), 2u);
+  EXPECT_STREQ(getenv("PGSERVICE"), "other");
+  EXPECT_EQ(Hosts("dbname=shop").count(), 4u);
+  unsetenv("PGSERVICE");
+  unsetenv("PGSERVICEFILE");
+  unlink(file);
 }
 
 TEST(RelayHosts, ATimeoutThatIsNone) {

@@ -1,5 +1,6 @@
 #include "sink/host.hpp"
 
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -207,6 +208,15 @@ TEST(SinkHost, LibrariesThatAreNone) {
             std::string::npos);
   EXPECT_NE(load_error("../retrysafe_text", {path, "/lib"}).find("plain name"), std::string::npos);
   EXPECT_NE(load_error("", {path, "/lib"}).find("plain name"), std::string::npos);
+}
+
+TEST(SinkHost, LibrariesThatAreNoSinks) {
+  Folder folder;
+  Dl_info library{};
+  ASSERT_NE(dladdr(reinterpret_cast<void *>(&dlopen), &library), 0);
+  ASSERT_EQ(symlink(library.dli_fname, (folder.path + "/retrysafe_c.so").c_str()), 0);
+  EXPECT_EQ(load_error("retrysafe_c", {folder.path, "/lib"}),
+            "library \"retrysafe_c\" is not a sink of retrysafe");
 }
 
 TEST(SinkHost, TheFolderOfTheServerStandsForItsMacro) {

@@ -60,6 +60,16 @@ TEST_F(SupervisorTest, LooksAgainOnEvidence) {
   EXPECT_EQ(decide().start, (Databases{2, 1}));
 }
 
+TEST_F(SupervisorTest, EvidenceForAll) {
+  catalog({{1, 10, true}, {2, 10, true}});
+  for (Supervisor::Database database : {1, 2}) {
+    starting(database);
+    ended(Supervisor::Ending::kNothingToDo);
+  }
+  supervisor.everything_announced();
+  EXPECT_EQ(decide().start, (Databases{1, 2}));
+}
+
 TEST_F(SupervisorTest, EvidenceDuringALookMeansAnotherLook) {
   catalog({{1, 10, true}});
   starting(1);
