@@ -479,6 +479,22 @@ def test_a_late_record_is_refused_and_the_batch_dropped(db):
         eventually(lambda: status(db)["delivered"] == 5)
 
 
+def test_a_batch_that_cannot_be_recorded_is_not_sent_again(db, role):
+    destination = null(db)
+    destination.tell("hang")
+    emit_many(db, 5)
+    courier = role("relay")
+    with relay(db, "d", connection=db.server.dsn(db.name, courier)) as process:
+        eventually(lambda: status(db)["holders"])
+        function = db.value("SELECT oid::regprocedure::text FROM pg_proc WHERE proname = 'outbox_ack'")
+        db.sql(f"REVOKE EXECUTE ON FUNCTION {function} FROM {courier}")
+        destination.tell("ok")
+        eventually(lambda: process.lines("could not record what became of events"), message=process.log)
+        db.sql(f"GRANT EXECUTE ON FUNCTION {function} TO {courier}")
+        eventually(lambda: status(db)["delivered"] == 5, message=process.log)
+        assert len(destination.attempts(DELIVERED)) == 5
+
+
 # --- the database goes away -------------------------------------------------------------------------------------
 
 

@@ -416,6 +416,40 @@ def test_a_lease_is_kept_while_sending_takes_longer(own_db):
     assert "while sending to it" not in own_db.server.log()
 
 
+def take_away(db):
+    """Its shard, as another process does when the lease has ended."""
+    db.sql("UPDATE outbox_shards SET token = token + 1, holder = 'somebody', lease_until = clock_timestamp() + interval '1 s'")
+
+
+def test_a_batch_is_given_up_when_its_shard_is_lost_while_sending(own_db):
+    d = NullDestination(own_db, lease="interval '1 s'")
+    d.tell("hang")
+    emit(own_db, "e1")
+    eventually(lambda: own_db.value("SELECT state FROM outbox_workers WHERE database = current_database()") == "publishing")
+    take_away(own_db)
+    eventually(lambda: 'lost shard 0 of destination "d" while sending to it' in own_db.server.log())
+    d.tell("ok")
+    eventually(lambda: d.status()["delivered"] == 1)
+    assert d.delivered() == ["e1"], "what was in flight is gone with its sink"
+
+
+@pytest.mark.parametrize("word, sent", [("ok", ["e1", "e1"]), ("unreachable", ["e1"])])
+def test_a_late_record_of_the_worker_is_refused(own_db, word, sent):
+    """The batch comes again, with the same ids, and no failure is counted for what somebody else answers for now."""
+    d = NullDestination(own_db, lease="interval '1 s'", backoff="interval '1 h'", backoff_max="interval '1 h'")
+    d.tell(word)
+    before = own_db.server.log().count("before its batch was recorded")
+    with fault(own_db.server, "worker.after_ack=wait"):
+        emit(own_db, "e1")
+        eventually(lambda: d.attempts())
+        take_away(own_db)
+    eventually(lambda: own_db.server.log().count("before its batch was recorded") > before)
+    d.tell("ok")
+    eventually(lambda: d.status()["delivered"] == 1)
+    assert d.delivered() == sent and len(set(d.ids())) == 1
+    assert d.status()["failures"] == 0
+
+
 # --- recording -------------------------------------------------------------------------------------------------
 
 def test_outcomes_that_could_not_be_recorded_are_not_sent_again(own_db):
