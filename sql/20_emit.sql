@@ -81,3 +81,5 @@ SELECT outbox_emit(null, 'h1', 't', '1') IS NOT NULL, outbox_emit(null, 'h2', 't
        outbox_emit(null, 'h3', 't', '1', headers => '{"TraceParent": "mine"}') IS NOT NULL;
 SELECT event_key, headers FROM outbox_log WHERE event_key IN ('h1', 'h2', 'h3') ORDER BY 1;
 ROLLBACK;
+SET retrysafe.traceparent = 'order-42';
+SET retrysafe.traceparent = '00-4BF92F3577B34DA6A3CE929D0E0E4736-00F067AA0BA902B7-01';

@@ -47,6 +47,7 @@ SELECT l, public.t41(format('SELECT outbox_register_kind(''k41'', ''l'', %L)', l
                     '[{"name": "a", "type": "secret"}, {"name": "a_file", "type": "string"}]',
                     '[{"name": "a", "type": "integer", "min": "x"}]', '[{"name": "a", "type": "integer", "min": 2, "max": 1}]',
                     '[{"name": "a", "type": "integer", "default": "x"}]', '[{"name": "a", "type": "enum"}]',
+                    '[{"name": "a", "type": "enum", "choices": "x"}]',
                     '[{"name": "a", "type": "enum", "choices": [1]}]', '[{"name": "a", "type": "enum", "choices": ["a|b"]}]',
                     '[{"name": "a", "type": "string", "required": "yes"}]', '[{"name": "a", "type": "secret", "default": "x"}]',
                     '[{"name": 1, "type": "string"}]', '[{"name": "a", "type": "string", "default": {}}]']::jsonb[]) AS l;

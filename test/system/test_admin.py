@@ -9,7 +9,7 @@ import pathlib
 import psycopg2
 import pytest
 
-from conftest import Pending, eventually, run
+from conftest import Pending, cluster, eventually, make_database, run
 from receiver import Receiver
 
 
@@ -778,6 +778,19 @@ def test_a_secret_is_read_from_its_file_when_events_are_sent(db, secrets):
         request = receiver.requests[0]
         signed = f'{request.header("webhook-id")}.{request.header("webhook-timestamp")}.'.encode() + request.body
         assert request.header("webhook-signature") == "v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode()
+
+
+def test_a_secret_is_taken_from_the_environment_of_the_server(monkeypatch):
+    monkeypatch.setenv("RETRYSAFE_TEST_KEY", "sesame")
+    with cluster() as own, Receiver() as receiver:
+        db = make_database(own)
+        db.sql("SELECT outbox_create_destination('d', 'http', %s)",
+               json.dumps({"url": receiver.url, "secret_env": "RETRYSAFE_TEST_KEY"}))
+        emit(db, "a")
+        eventually(lambda: receiver.requests)
+        request, = receiver.requests
+        signed = f'{request.header("webhook-id")}.{request.header("webhook-timestamp")}.'.encode() + request.body
+        assert request.header("webhook-signature") == "v1," + base64.b64encode(hmac.digest(b"sesame", signed, "sha256")).decode()
 
 
 def test_a_secret_that_cannot_be_read_stops_its_destination_only(db, secrets):

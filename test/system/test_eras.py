@@ -1,6 +1,7 @@
 """Copies of a database do not publish by themselves, and consent loses nothing and repeats nothing."""
 import contextlib
 import json
+import subprocess
 
 import psycopg2
 import pytest
@@ -474,6 +475,24 @@ def test_a_server_started_from_a_base_backup_is_suspended(db, copy_of):
     server.pg_ctl("restart", "-m", "fast")
     assert reason(copy) is None
     assert reason(db) is None
+
+
+def test_a_server_that_cannot_keep_the_mark_does_not_start(server, db, folder):
+    """Nothing else would tell, after recovery, that it is a copy."""
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    copy = Copy(server, folder / "copy")
+    in_the_way = copy.directory / "data/retrysafe_restore_mark.new"
+    in_the_way.mkdir()
+    with pytest.raises(subprocess.CalledProcessError):
+        copy.start()
+    assert 'could not write file "retrysafe_restore_mark"' in copy.log()
+    assert "would publish events a second time" in copy.log()
+    in_the_way.rmdir()
+    copy.pg_ctl("start")
+    try:
+        assert "backup" in reason(Database(copy, db.name))
+    finally:
+        copy.stop()
 
 
 def test_point_in_time_recovery_is_suspended_until_consent(db, copy_of):

@@ -1,6 +1,7 @@
 """The example of docs/writing-a-sink.md: built with what is installed, and nothing else, and used as it is told there."""
 import json
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -21,10 +22,14 @@ def file_sink(server):
     connection.close()
     headers = next(folder.parents[4].rglob("retrysafe_sink.h")).parent
     library = folder / "file_sink.so"
+    build(headers, library)
+    yield folder
+    library.unlink()
+
+
+def build(headers, library):
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{headers}", "-o", library,
                     TOP / "examples/file_sink/file_sink.c"], check=True)
-    yield
-    library.unlink()
 
 
 @pytest.fixture
@@ -68,6 +73,22 @@ def test_a_library_that_is_not_there_is_told_and_waited_for(db):
     emit(db, "a")
     error = eventually(lambda: db.value("SELECT last_error FROM outbox_status"))
     assert error == f'library "no_such_sink.so" is not installed in {where}'
+
+
+def test_a_library_of_another_version_of_the_interface_is_refused(db, file_sink, tmp_path):
+    header = next(file_sink.parents[4].rglob("retrysafe_sink.h")).read_text()
+    version = re.search(r"define RETRYSAFE_SINK_ABI_VERSION (\d+)", header)[1]
+    (tmp_path / "retrysafe_sink.h").write_text(header.replace(f"SINK_ABI_VERSION {version}", "SINK_ABI_VERSION 4711"))
+    library = file_sink / "old_sink.so"
+    build(tmp_path, library)
+    try:
+        db.sql("SELECT outbox_register_kind('old', 'old_sink', %s)", OPTIONS)
+        db.sql("SELECT outbox_create_destination('d', 'old', '{\"path\": \"/nowhere\"}')")
+        emit(db, "a")
+        error = eventually(lambda: db.value("SELECT last_error FROM outbox_status"))
+    finally:
+        library.unlink()
+    assert error == f'library "old_sink" was built for version 4711 of the sink interface, this is version {version}'
 
 
 def test_a_file_that_cannot_be_opened_is_told(db, path):

@@ -251,6 +251,13 @@ def test_a_role_or_function_that_is_gone_stops_the_destination_and_burns_nothing
     eventually(lambda: 'role "clerk", as which' in db.value("SELECT last_error FROM outbox_status"))
     db.sql("ALTER ROLE clerk2 RENAME TO clerk")
     settled(db, 3)
+    run(clerk, "ALTER FUNCTION app.handle(jsonb) RENAME TO elsewhere")
+    run(clerk, "CREATE FUNCTION app.handle(jsonb) RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    emit(db, ("d", {}))
+    eventually(lambda: "does not return void" in db.value("SELECT last_error FROM outbox_status"))
+    run(clerk, "DROP FUNCTION app.handle(jsonb)")
+    run(clerk, "ALTER FUNCTION app.elsewhere(jsonb) RENAME TO handle")
+    settled(db, 4)
 
 
 def test_an_error_at_commit_is_found_to_be_one_events_fault(db, clerk):

@@ -612,6 +612,17 @@ def test_messages_in_the_encoding_of_the_database_stay_readable(db, letter):
     assert reason.startswith(start) and set(reason.removeprefix(start)) == {letter} and 100 < len(reason) < 300
 
 
+@pytest.mark.parametrize("db_options", ["ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0"])
+def test_what_a_far_side_answers_fits_the_encoding_of_the_database(db):
+    """It came in UTF-8, or in anything."""
+    with Receiver() as receiver:
+        receiver.behave(Answer(422, body="größer".encode()))
+        db.sql("SELECT outbox_create_destination('d', 'http', %s)", json.dumps({"url": receiver.url}))
+        db.sql("SELECT outbox_emit(NULL, 'e', 't', '{}')")
+        eventually(lambda: db.value("SELECT dead FROM outbox_status") == 1)
+        assert db.value("SELECT reason FROM outbox_dead_letters") == "HTTP 422: gr????er"
+
+
 @pytest.mark.parametrize("encoding, db_options", ENCODINGS.items(), ids=ENCODINGS)
 def test_a_function_that_leaves_rubbish_for_the_commit(db, healthy, encoding, db_options):
     """A key that is begun and not completed fails the transaction when it commits, with the key in the message."""

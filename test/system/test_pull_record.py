@@ -1,6 +1,7 @@
 """What a publisher outside of the server has beyond single acknowledgements: outbox_record, outbox_wait, destinations that
 workers leave to it, and how it learns of options and secrets."""
 import contextlib
+import datetime
 import json
 import signal
 import threading
@@ -200,6 +201,18 @@ def test_the_id_of_an_event_may_be_written_as_the_server_reads_a_uuid(db, spelli
     outcomes = json.dumps({spelling(str(client.rows[0][1])): DEAD})
     run(client.connection, "SELECT outbox_record(%s, %s)", client.batch, outcomes)
     assert status(db) == (1, 0, 0, 1)
+
+
+def test_an_outcome_says_when_to_try_again(db):
+    """Not sooner than the back-off does."""
+    create(db, backoff="1 minute", backoff_max="1 minute")
+    emit(db, "a", "b", "c")
+    client = Client(db)
+    client.fetch()
+    record(client, {key: {"status": "retry", "retry_after_ms": ms} for key, ms in (("a", 3_600_000), ("b", 0))} | {"c": RETRY})
+    waits = dict(db.sql("SELECT event_key, retry_at - clock_timestamp() FROM outbox_parked"))
+    assert waits["a"] > datetime.timedelta(minutes=50)
+    assert max(waits["b"], waits["c"]) <= datetime.timedelta(minutes=1)
 
 
 def test_an_outcome_of_an_event_that_is_not_in_the_batch_is_refused(db):
