@@ -18,14 +18,15 @@ class Message:
 class ScriptedBroker:
     """`on_message(talk, message)` is called for each message; talk.send(method) answers on its channel."""
 
-    def __init__(self, on_message, frame_max=131072, heartbeat=0, mechanisms="PLAIN AMQPLAIN"):
+    def __init__(self, on_message, frame_max=131072, heartbeat=0, mechanisms="PLAIN AMQPLAIN", host="127.0.0.1"):
         self.on_message = on_message
         self.tune = spec.Connection.Tune(channel_max=0, frame_max=frame_max, heartbeat=heartbeat)
         self.mechanisms = mechanisms
+        self.host = host
         self.talks = []
 
     def __enter__(self):
-        self._server = socket.create_server(("127.0.0.1", 0))
+        self._server = socket.create_server((self.host, 0), family=socket.AF_INET6 if ":" in self.host else socket.AF_INET)
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
@@ -36,7 +37,7 @@ class ScriptedBroker:
             talk.close()
 
     def options(self):
-        return {"host": "127.0.0.1", "port": self._server.getsockname()[1], "user": "u", "password": "p", "exchange": "e"}
+        return {"host": self.host, "port": self._server.getsockname()[1], "user": "u", "password": "p", "exchange": "e"}
 
     def _accept(self):
         with contextlib.suppress(OSError):

@@ -591,6 +591,13 @@ def test_frames_are_as_small_as_the_broker_wants_them(broker):
     assert bodies == [p.encode() for p in payloads]
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="there is no IPv6 here")
+def test_an_address_of_ipv6(broker):
+    with ScriptedBroker(lambda talk, message: talk.send(spec.Basic.Ack(message.number)), host="::1") as script, \
+            scripted(script) as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
+
+
 def test_a_broker_that_closes_over_every_message(broker):
     def on_message(talk, message):
         talk.close_channel(406, "PRECONDITION_FAILED - no")

@@ -312,6 +312,11 @@ def test_an_address_that_is_not_allowed(server, sinks):
     assert sinks(host="localhost", allowed="localhost").one() == (DELIVERED, "")
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="there is no IPv6 here")
+def test_an_address_of_ipv6(sinks):
+    assert sinks(host="::1", allowed="::1").one() == (DELIVERED, "")
+
+
 def test_an_idle_connection_that_the_server_closed_is_nobodys_failure(server, sinks):
     sink = sinks()
     for number in range(1, 4):

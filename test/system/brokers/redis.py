@@ -34,7 +34,7 @@ class Redis(Broker):
         # setpriv: it ends with this process, whatever becomes of that.
         with ending.deferred():
             self.process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "KILL", "redis-server", "--port", str(self.port), "--bind", "127.0.0.1",
+                ["setpriv", "--pdeathsig", "KILL", "redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "-::1",
                  "--dir", str(self.folder), "--logfile", str(self.folder / "log"), "--save", "",
                  # What was acknowledged is on disk.
                  "--appendonly", "yes", "--appendfsync", "always", "--requirepass", PASSWORD,
