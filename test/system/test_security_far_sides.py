@@ -190,6 +190,33 @@ def names_that_are_statements(line):
     inspected(line, columns(5) + rows((b"t; DROP TABLE t", b"event_id,a) VALUES (1); --", b"t", None, None)))
 
 
+def copy_in(line):
+    login(line)
+    line.read()
+    line.send(message(b"G", b"\0\0\0"))
+    line.read_until(b"never")
+
+
+def copy_out(line):
+    login(line)
+    line.read()
+    line.send(message(b"H", b"\0\0\0"))
+    line.flood(message(b"d", b"x" * 100))
+
+
+def copy_both(line):
+    login(line)
+    line.read()
+    line.send(message(b"C", b"SET\0") * 3)
+    line.flood(message(b"W", b"\0\0\0"))
+
+
+def empty_queries(line):
+    login(line)
+    line.read()
+    line.flood(message(b"I"))
+
+
 # -- redis --
 
 def redis_greeting(line):
@@ -511,7 +538,8 @@ def test_a_long_error_is_no_flood(server, db):
     assert "xxxx" in db.value("SELECT reason FROM outbox_dead_letters")
 
 
-@pytest.mark.parametrize("talk", [no_row, too_few_columns, two_rows, nulls, no_columns, names_that_are_statements],
+@pytest.mark.parametrize("talk", [no_row, too_few_columns, two_rows, nulls, no_columns, names_that_are_statements, copy_in, copy_out,
+                                  copy_both, empty_queries],
                          ids=lambda talk: talk.__name__)
 def test_an_answer_of_another_shape(server, db, talk):
     """To what a destination of kind postgres asks first. It fails like any other server that is of no use."""

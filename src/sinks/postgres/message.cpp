@@ -22,8 +22,10 @@ std::string sqlstate_of(const PGresult *result) {
 
 std::string message_of(const PGresult *result) {
   const char *primary = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
-  if (!primary) return one_line(PQresultErrorMessage(result));
-  return sqlstate_of(result) + ": " + one_line(primary);
+  if (primary) return sqlstate_of(result) + ": " + one_line(primary);
+  const std::string text = one_line(PQresultErrorMessage(result));
+  // It may be an answer to something that was never asked.
+  return text.empty() ? std::string("the server answered with ") + PQresStatus(PQresultStatus(result)) : text;
 }
 
 std::string message_of(const PGconn *connection) {
