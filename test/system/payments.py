@@ -8,7 +8,9 @@ import psycopg2
 import pytest
 
 import closing
-from conftest import run
+from conftest import Pending, run
+
+ISOLATION_LEVELS = ("REPEATABLE READ", "SERIALIZABLE")
 
 
 def make_orders(db):
@@ -102,3 +104,15 @@ def in_threads(functions):
     if errors:
         raise errors[0]
     return results
+
+
+@pytest.fixture
+def shop(db):
+    make_orders(db)
+    announce_orders(db)
+    yield db
+    assert_orders_in_balance(db)
+
+
+def begin_pending(db, key, digest="a", *before):
+    return Pending(db, *before, "BEGIN", f"SELECT outcome FROM idem_begin('{key}', '{digest}')")

@@ -16,7 +16,7 @@ from conftest import cluster, eventually, in_spite_of_crashes, kill, make_databa
 from null_destination import emit, worker_pids
 from receiver import Answer, Receiver
 from strikes import broken, kill_postmaster
-from test_worker import can_connect, fault_of_the_next_worker
+from workers import can_connect, fault_of_the_next_worker
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import closing
 import conftest
 from conftest import cluster, eventually, kill, make_database
 from null_destination import NullDestination, emit, worker_pids
-from test_worker import can_connect
+from workers import can_connect
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from conftest import Database, Pending, Server, eventually, make_database, run
 from copies import Copy, as_postgres, copy_of, folder  # noqa: F401 (fixtures)
 from receiver import Receiver
-from test_worker import let_look
+from workers import let_look
 
 
 def emit(db, *keys, type="t", ordering_key=None):

@@ -10,7 +10,7 @@ from conftest import Database, cluster, eventually, load_factor, make_database, 
 from copies import Copy, folder, standby_of  # noqa: F401 (fixture)
 from receiver import Receiver
 from relay_process import Relay
-from test_worker import let_look
+from workers import let_look
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 import closing
 from conftest import cluster, eventually, kill, make_database, run
 from null_destination import NullDestination
+from pull_client import Client, create
 from receiver import Answer, Receiver
 from relay_process import Relay
 from test_http import key_of
-from test_pull import Client, create
 
 
 def begin(connection, key, scope=""):

@@ -11,8 +11,8 @@ import pytest
 
 from conftest import Pending, cluster, eventually, in_spite_of_crashes, kill, make_database, run
 from null_destination import NullDestination
+from pull_client import STALE, Client, create, emit, expire, refused
 from relay_process import emit_many
-from test_pull import STALE, Client, create, emit, expire, refused
 
 
 def record(client, outcomes=None, unreachable=None, retry_after=None):

@@ -16,7 +16,7 @@ import closing
 from conftest import cluster, eventually, kill, run
 from null_destination import NullDestination
 from receiver import Receiver
-from test_worker import can_connect
+from workers import can_connect
 
 KEY = "one key"  # the ordering key of everything here
 

@@ -13,7 +13,7 @@ from clients import Clients, assert_complete, assert_in_order, everything_is_sen
 from conftest import TOP, Database, Pending, cluster, eventually, make_database, run
 from null_destination import worker_pids
 from receiver import Receiver
-from test_worker import let_look
+from workers import let_look
 
 FIRST = "0.1.0"
 CURRENT = (TOP / "retrysafe.control").read_text().split("default_version = '")[1].split("'")[0]

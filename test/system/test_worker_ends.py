@@ -7,17 +7,11 @@ import time
 
 import pytest
 
-from conftest import cluster, database_on, eventually, in_spite_of_crashes, kill, run
+from conftest import database_on, eventually, in_spite_of_crashes, kill, run
 from copies import as_postgres
 from null_destination import NullDestination, emit, worker_pids
 from strikes import alive, kill_postmaster
-from test_worker import slow_destination
-
-
-@pytest.fixture(scope="module")
-def own():
-    with cluster("retrysafe.poll_interval = 200ms") as server:
-        yield server
+from workers import own, slow_destination  # noqa: F401 (the fixture own)
 
 
 def terminate_worker(db):
