@@ -1,9 +1,6 @@
 """What must not be read: secrets of destinations, payloads and answers of others, and what the server's log repeats of
 them."""
 import json
-import pathlib
-import shutil
-import tempfile
 
 import psycopg2
 import pytest
@@ -154,18 +151,6 @@ def test_a_worker_says_nothing_of_payloads_and_secrets(server, db):
 
 
 @pytest.fixture
-def folder(server):
-    """The one that retrysafe.allowed_secret_directory names, with files that hold nothing."""
-    path = pathlib.Path(tempfile.mkdtemp(prefix="retrysafe-secrets-", dir="/tmp"))
-    path.chmod(0o755)
-    (path / "empty").touch()
-    server.set("retrysafe.allowed_secret_directory", path)
-    yield path
-    server.set("retrysafe.allowed_secret_directory", None)
-    shutil.rmtree(path)
-
-
-@pytest.fixture
 def port():
     """Of a server that agrees to TLS, in the words of PostgreSQL, and says nothing more."""
     def talk(line):
@@ -190,8 +175,9 @@ WITH_TLS = {
 
 
 @pytest.mark.parametrize("kind", WITH_TLS)
-def test_an_error_does_not_tell_where_the_server_keeps_its_files(db, role, folder, port, kind):
+def test_an_error_does_not_tell_where_the_server_keeps_its_files(db, role, secrets, port, kind):
     """The setting that names the folder is hidden from ordinary roles. Options start there."""
+    (secrets / "empty").touch()
     for name, files in (("authority", ["ca_file"]), ("certificate", ["cert_file", "key_file"])):
         db.sql("SELECT outbox_create_destination(%s, %s, %s)", name, kind,
                json.dumps(WITH_TLS[kind](port) | dict.fromkeys(files, "empty")))
@@ -199,21 +185,22 @@ def test_an_error_does_not_tell_where_the_server_keeps_its_files(db, role, folde
     session = db.connect(user=role("monitor"))
     errors = "SELECT name::text, last_error FROM outbox_status WHERE last_error IS NOT NULL"
     eventually(lambda: len(run(session, errors)) == 2)
-    assert str(folder) not in str(run(session, errors))
+    assert str(secrets) not in str(run(session, errors))
 
 
-def test_an_error_of_a_relay_does_not_tell_where_it_keeps_its_files(db, folder, port):
+def test_an_error_of_a_relay_does_not_tell_where_it_keeps_its_files(db, secrets, port):
+    (secrets / "empty").touch()
     for name, option in (("certificate", "ca_file"), ("signature", "secret_file")):
         db.sql("SELECT outbox_create_destination(%s, 'http', %s, workers => false)", name,
                json.dumps(WITH_TLS["http"](port) | {option: "empty"}))
     db.sql("SELECT outbox_emit(NULL, 'e', 't', '{}')")
-    arguments = "--allowed-addresses", "127.0.0.1", "--secret-directory", folder
+    arguments = "--allowed-addresses", "127.0.0.1", "--secret-directory", secrets
     with Relay(db, "certificate", *arguments) as relay:
         error = eventually(lambda: db.value("SELECT last_error FROM outbox_status WHERE name = 'certificate'"))
-        assert str(folder) not in error + relay.log()
+        assert str(secrets) not in error + relay.log()
     with Relay(db, "signature", *arguments) as relay:  # which ends at once
         assert relay.wait() == 2
-        assert 'the file empty of option \\"secret\\" is empty' in relay.log() and str(folder) not in relay.log()
+        assert 'the file empty of option \\"secret\\" is empty' in relay.log() and str(secrets) not in relay.log()
 
 
 def test_errors_of_workers_of_other_databases_are_not_shown(server, db, role):
