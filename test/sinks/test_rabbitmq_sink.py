@@ -2,6 +2,7 @@
 import concurrent.futures
 import contextlib
 import json
+import os
 import re
 import select
 import socket
@@ -230,6 +231,8 @@ def test_a_queue_that_refuses(broker):
     ({"vhost": "nowhere"}, "NOT_ALLOWED - vhost nowhere not found"),
     ({"host": "nowhere.invalid"}, 'could not resolve host "nowhere.invalid"'),
     ({"port": 1}, "could not connect: Connection refused"),
+    # Refused at once, before anybody waits for an answer.
+    ({"host": "255.255.255.255", "allowed_addresses": "255.255.255.255"}, "could not connect: Network is unreachable"),
 ])
 def test_what_makes_it_unreachable(broker, options, reason):
     with open_sink(broker, **options) as sink:

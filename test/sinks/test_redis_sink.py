@@ -304,6 +304,9 @@ def test_a_server_that_is_loading(sinks):
 
 def test_nobody_listens(server, sinks):
     assert failure(sinks(port=free_port())) == "could not connect: Connection refused"
+    # Refused at once, before anybody waits for an answer.
+    broadcast = "255.255.255.255"
+    assert failure(sinks(host=broadcast, allowed=broadcast)) == "could not connect: Network is unreachable"
     assert failure(sinks(host="no-such-host.invalid")).startswith('could not resolve host "no-such-host.invalid"')
 
 
