@@ -53,6 +53,14 @@ def settled(db, name):
 
 # -- what arrives --
 
+def test_many_headers(db, receiver):
+    given = {f"X-Number-{n}": str(n) for n in range(60)}
+    create(db, "hook", receiver, headers=given)
+    emit(db, "a")
+    eventually(lambda: receiver.requests)
+    assert {name: receiver.requests[0].header(name.lower()) for name in given} == given
+
+
 def test_an_event_arrives_signed(db, receiver):
     key = b"k" * 32
     create(db, "hook", receiver, secret="whsec_" + base64.b64encode(key).decode(),
