@@ -429,10 +429,11 @@ class Gate:
     """Passes on what goes between clients and a broker. before_produce(number) is called before each produce request,
     answered() tells how many of them have an answer."""
 
-    def __init__(self, port, target, before_produce):
+    def __init__(self, port, target, before_produce, host="127.0.0.1"):
         self._target, self._before_produce = target, before_produce
         self._requests, self._answers = [], set()
-        self._server = socket.create_server(("127.0.0.1", port))
+        self._server = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        self.port = self._server.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
 
     def __enter__(self):
@@ -471,6 +472,13 @@ class Gate:
 
     def _answer(self, body):
         self._answers.add(*struct.unpack(">i", body[:4]))
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="there is no IPv6 here")
+def test_an_address_of_ipv6(mock):
+    target = int(mock.brokers.split(",")[0].rsplit(":", 1)[1])
+    with Gate(0, target, lambda number: None, "::1") as gate, open_sink(mock, brokers=f"[::1]:{gate.port}") as sink:
+        assert sink.send(event(1))[0].status == DELIVERED
 
 
 @pytest.fixture(scope="module")

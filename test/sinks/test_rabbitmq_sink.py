@@ -550,6 +550,24 @@ def test_a_certificate_of_our_own(broker):
         assert far_side.result() == (((("commonName", "localhost"),),), b"AMQP")
 
 
+@pytest.mark.parametrize("how, reason", [("politely", "the broker closed the connection"),
+                                         ("at once", "the connection broke: Connection reset by peer")])
+def test_a_far_side_that_ends_tls(broker, how, reason):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(broker.certificate, broker.directory / "key")
+
+    def talk(connection):
+        with contextlib.suppress(OSError), context.wrap_socket(connection, server_side=True) as tls:
+            tls.recv(8)
+            if how == "politely":
+                tls.unwrap()
+            tls.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # so that the end is a reset
+
+    with far_side(talk) as port, open_sink(broker, host="localhost", tls=True, ca_file=broker.certificate, **port) as sink:
+        outcome, = sink.send(event(1))
+    assert outcome.status == UNREACHABLE and reason in outcome.reason
+
+
 def test_plain_talk_to_a_port_for_tls(broker):
     with open_sink(broker, port=broker.tls_port) as sink:
         outcome, = sink.send(event(1))
@@ -621,6 +639,20 @@ def test_a_broker_that_closes_the_connection_over_every_message(broker, code):
             outcomes = sink.send(*(event(i) for i in range(10)))
             assert {(o.status, o.reason) for o in outcomes} == {(UNREACHABLE, "BECAUSE of hunter")}
         assert len(script.talks) <= 4
+
+
+def test_a_broker_that_closes_the_connection_over_one_message(broker):
+    """Not only the channel: the others are sent again, and that one is found."""
+    def on_message(talk, message):
+        if message.properties.message_id == id_of(3):
+            talk.send(spec.Connection.Close(311, "CONTENT_TOO_LARGE", 60, 40), 0)
+        else:
+            talk.send(spec.Basic.Ack(message.number))
+
+    with ScriptedBroker(on_message) as script, scripted(script) as sink:
+        outcomes = sink.send(*(event(i) for i in range(10)))
+    assert [(o.status, o.reason) for o in outcomes] == [
+        (FAILED_FINAL, "CONTENT_TOO_LARGE") if i == 3 else (DELIVERED, "") for i in range(10)]
 
 
 def test_the_broker_asks_for_a_break(broker):
