@@ -443,6 +443,17 @@ def test_replicas_are_waited_for(sinks):
         assert (outcomes[1].status, outcomes[2].status) == (FAILED_FINAL, DELIVERED)
 
 
+def test_a_server_that_is_lost_while_replicas_are_waited_for(sinks):
+    """Nobody else may have the events."""
+    def answer(words):
+        if words[0] == b"WAIT":
+            fake.connections[-1].shutdown(socket.SHUT_RDWR)
+        return b"$3\r\n1-1\r\n" if words[0] == b"XADD" else b"+OK\r\n"
+
+    with Fake(answer) as fake:
+        assert statuses(sinks(fake, replicas=1).send(event(1), event(2))) == [UNREACHABLE] * 2
+
+
 # --- TLS -------------------------------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
