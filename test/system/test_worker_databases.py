@@ -6,7 +6,7 @@ import psycopg2
 import pytest
 
 import closing
-from conftest import cluster, eventually, make_database, run
+from conftest import cluster, database_on, eventually, make_database, run
 from null_destination import DELIVERED, NullDestination, emit, worker_pids
 from receiver import Hang, Receiver
 from workers import (  # noqa: F401 (the fixture own)
@@ -290,6 +290,19 @@ def test_case_20_many_databases():
         inside.close()
         eventually(lambda: ("closed",) in run(admin, running))
         admin.close()
+
+
+def test_a_database_behind_many_others_has_its_worker(own):
+    """More than the launcher has room for at first."""
+    admin = own.connect()
+    others = [f"other{number}" for number in range(64)]
+    for name in others:
+        run(admin, f"CREATE DATABASE {name} ALLOW_CONNECTIONS false")
+    with database_on(own) as db:
+        eventually(lambda: worker_pids(db))
+    for name in others:
+        run(admin, f"DROP DATABASE {name}")
+    admin.close()
 
 
 def test_case_20_a_clone_publishes_nothing_without_consent(own):
