@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # clang-tidy (.clang-tidy) and cppcheck over every source of the libraries, with no findings allowed. One pass or
 # failure per file for clang-tidy, one for cppcheck. Needs the compilation database of the `clang` preset.
+#
+# ANALYZER_NODES bounds how far the analyzer follows the paths through one function. Its own default, 225000, takes twice
+# as long: worth it before a release.
 set -euo pipefail
 . "$(dirname "$0")/../../scripts/lib.sh"
 cd "$top"
@@ -12,7 +15,7 @@ trap 'rm -rf "$out"' EXIT
 mapfile -t sources < <(awk '$2 ~ /\.cpp$/ { print $2 }' src/sources.txt)
 tidy() { # FILE
   local log=$2/${1//\//_}
-  if clang-tidy-14 --quiet -p "$3" "$1" >"$log" 2>/dev/null && ! grep -q 'warning:\|error:' "$log"; then
+  if clang-tidy-14 --quiet -p "$3" --extra-arg={-Xclang,-analyzer-config,-Xclang,max-nodes="${ANALYZER_NODES:-75000}"} "$1" >"$log" 2>/dev/null && ! grep -q 'warning:\|error:' "$log"; then
     touch "$log.ok"
   fi
 }
