@@ -7,22 +7,20 @@ import sys
 import time
 from ctypes import CFUNCTYPE, POINTER, c_char, c_char_p, c_int, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 
+import preload
+
 TOP = pathlib.Path(__file__).resolve().parents[2]
 
 # A worker with many destinations has many descriptors: test_descriptors.py.
 _descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(int(os.environ.get("RETRYSAFE_DESCRIPTORS", 0)))]
 
-# A sanitizer has to be in a process before a library that was built for it; but not in brokers and compilers that the
-# process starts.
-SANITIZER = os.environ.get("RETRYSAFE_PRELOAD", "")
-if SANITIZER:
+if preload.SANITIZER:  # is in this process by now, and not to be in brokers and compilers that it starts
     os.environ.pop("LD_PRELOAD", None)
 
 
-def interpreter(preload="", **more):
+def interpreter(*libraries, **more):
     """The environment of another interpreter that loads a sink."""
-    libraries = [library for library in (SANITIZER, str(preload)) if library]
-    return {**os.environ, **more, **({"LD_PRELOAD": ":".join(libraries)} if libraries else {})}
+    return {**os.environ, **more, **preload.environment(*libraries)}
 
 
 DELIVERED, FAILED_RETRY, FAILED_FINAL, UNREACHABLE = range(4)

@@ -1,6 +1,5 @@
 """A clock of servers that can be set (preload/clock.c). Time intervals that programs measure stay right, as they do when an
 administrator sets the clock."""
-import os
 import struct
 
 import preload
@@ -12,8 +11,7 @@ class Clock:
         self.set(0)
         self.path.chmod(0o644)
         library = preload.build("clock", folder)
-        self.environment = {"LD_PRELOAD": ":".join(filter(None, [os.environ.get("LD_PRELOAD"), str(library)])),
-                            "RETRYSAFE_TEST_CLOCK": str(self.path)}
+        self.environment = {**preload.environment(library), "RETRYSAFE_TEST_CLOCK": str(self.path)}
 
     def set(self, seconds):
         """So far ahead of the machine's clock, or behind it."""

@@ -188,8 +188,8 @@ class Pending:
 
 def eventually(condition, timeout=20, message="the condition did not come true"):
     """Polls `condition` until it is true: for what other processes do in their own time. Often at first, then less so: a
-    look may well cost more than what it waits for."""
-    deadline = time.monotonic() + timeout
+    look may well cost more than what it waits for. Below a sanitizer everything takes longer."""
+    deadline = time.monotonic() + timeout * float(os.environ.get("RETRYSAFE_SLOWNESS", 1))
     pause = 0.01
     while True:
         value = condition()

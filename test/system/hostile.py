@@ -8,6 +8,7 @@ import time
 import psycopg2
 import pytest
 
+import preload
 from conftest import eventually, run
 from receiver import Receiver
 
@@ -93,7 +94,9 @@ def worker_pid(db):
 
 
 def memory(pid):
-    """What a process has for itself, in bytes."""
+    """What a process has for itself, in bytes. Nothing, where a sanitizer keeps what it gives back."""
+    if preload.SANITIZER:
+        return 0
     with open(f"/proc/{pid}/status", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
 

@@ -5,6 +5,7 @@ import pytest
 
 import closing
 import conftest
+import preload
 from conftest import cluster, eventually, kill, make_database
 from null_destination import NullDestination, emit, worker_pids
 from workers import can_connect
@@ -53,6 +54,7 @@ def test_an_event_that_was_rolled_back(db, d):
         closing.balance(db, "d", d.ids(), rolled_back=["b"])
 
 
+@pytest.mark.skipif(bool(preload.SANITIZER), reason="a sanitizer answers SIGSEGV itself")
 def test_crashes():
     with cluster() as server:
         db = make_database(server)

@@ -234,7 +234,9 @@ def test_events_wait_for_the_standby(both, own_db):
 
 
 def test_a_worker_that_waits_renews_no_lease(both, own_db):
-    NullDestination(own_db, lease="interval '300 ms'")
+    d = NullDestination(own_db, lease="interval '300 ms'")
+    emit(own_db, "before")
+    eventually(lambda: d.delivered() == ["before"])  # so the worker has its lease
     both.leave()
     emit(own_db, "a")
     eventually(lambda: waits(own_db))

@@ -4,8 +4,6 @@ What was sent is what the destination wrote down. That something was not sent sh
 event of the same ordering key can only arrive after it, and then the whole list is compared.
 """
 import contextlib
-import pathlib
-import re
 import signal
 from collections import defaultdict
 
@@ -14,6 +12,7 @@ import pytest
 
 import closing
 from conftest import cluster, eventually, kill, run
+from hostile import memory
 from null_destination import NullDestination
 from receiver import Receiver
 from workers import can_connect
@@ -336,11 +335,6 @@ def test_a_hundred_thousand_in_one_transaction(db):
     assert sent_by_key(db, d, 120) == {f"k{k}": list(range(k, 100_000, 10)) for k in range(10)}
 
 
-def rss(pid):
-    status = pathlib.Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"RssAnon:\s+(\d+) kB", status).group(1)) * 1024
-
-
 # Statements that make transactions FIRST to LAST of one session, each of which emits; every tenth one rolls back.
 def in_messages(connection, first, last):
     """Each BEGIN … COMMIT is a transaction of its own, also within one message."""
@@ -369,13 +363,13 @@ def test_two_hundred_thousand_transactions_of_one_session(db, way):
     c = db.connect()
     run(c, "SET synchronous_commit = off")
 
-    def memory():
-        return run(c, "SELECT sum(total_bytes)::bigint FROM pg_backend_memory_contexts")[0][0], rss(c.info.backend_pid)
+    def taken():
+        return run(c, "SELECT sum(total_bytes)::bigint FROM pg_backend_memory_contexts")[0][0], memory(c.info.backend_pid)
 
     way(c, 0, 10_000)
-    before = memory()
+    before = taken()
     way(c, 10_000, 210_000)
-    after = memory()
+    after = taken()
     assert after[0] - before[0] < 1 << 20 and after[1] - before[1] < 1 << 20, (before, after)
     expected = [i for i in range(210_000) if i // 10 % 10 != 0]
     assert sent_by_key(db, d, 180) == {f"k{k}": [i for i in expected if i % 10 == k] for k in range(10)}

@@ -3,6 +3,13 @@ import os
 import pathlib
 import subprocess
 
+SANITIZER = os.environ.get("RETRYSAFE_PRELOAD", "")  # what libraries and programs under test are built for, if they are
+
+
+def environment(*libraries):
+    """Of a process that has them. A sanitizer has to be in it before everything else."""
+    return {"LD_PRELOAD": ":".join(filter(None, [SANITIZER, os.environ.get("LD_PRELOAD"), *map(str, libraries)]))}
+
 
 def build(name, folder):
     """The library of that name, compiled into the folder."""
