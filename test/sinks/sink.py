@@ -14,13 +14,10 @@ TOP = pathlib.Path(__file__).resolve().parents[2]
 # A worker with many destinations has many descriptors: test_descriptors.py.
 _descriptors = [os.open(os.devnull, os.O_RDONLY) for _ in range(int(os.environ.get("RETRYSAFE_DESCRIPTORS", 0)))]
 
-if preload.SANITIZER:  # is in this process by now, and not to be in brokers and compilers that it starts
-    os.environ.pop("LD_PRELOAD", None)
-
 
 def interpreter(*libraries, **more):
     """The environment of another interpreter that loads a sink."""
-    return {**os.environ, **more, **preload.environment(*libraries)}
+    return preload.behind_sanitizer({**os.environ, **more, "LD_PRELOAD": ":".join(map(str, libraries))})
 
 
 DELIVERED, FAILED_RETRY, FAILED_FINAL, UNREACHABLE = range(4)

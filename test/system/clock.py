@@ -11,7 +11,7 @@ class Clock:
         self.set(0)
         self.path.chmod(0o644)
         library = preload.build("clock", folder)
-        self.environment = {**preload.environment(library), "RETRYSAFE_TEST_CLOCK": str(self.path)}
+        self.environment = {"LD_PRELOAD": str(library), "RETRYSAFE_TEST_CLOCK": str(self.path)}
 
     def set(self, seconds):
         """So far ahead of the machine's clock, or behind it."""

@@ -28,7 +28,7 @@ def names():
     folder.chmod(0o755)
     library = preload.build("names", folder)
     try:
-        yield Names(folder), {**preload.environment(library), "RETRYSAFE_TEST_NAMES": str(folder)}
+        yield Names(folder), {"LD_PRELOAD": str(library), "RETRYSAFE_TEST_NAMES": str(folder)}
     finally:
         shutil.rmtree(folder)
 

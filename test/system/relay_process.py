@@ -6,6 +6,7 @@ import signal
 import subprocess
 import uuid
 
+import preload
 from conftest import TOP, eventually, run
 
 
@@ -30,7 +31,7 @@ class Relay:
         self.log_file = server.directory / f"relay-{uuid.uuid4().hex}.log"
         user = {"user": "postgres", "group": "postgres", "extra_groups": []} if os.getuid() == 0 else {}
         self.process = subprocess.Popen([str(part) for part in [*command, *arguments]], stderr=open(self.log_file, "wb"),
-                                        stdout=subprocess.PIPE, env={**os.environ, **(environment or {})}, cwd="/", **user)
+                                        stdout=subprocess.PIPE, env=preload.behind_sanitizer({**os.environ, **(environment or {})}), cwd="/", **user)
 
     @property
     def pid(self):

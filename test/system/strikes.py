@@ -32,10 +32,23 @@ def start_again(server, children):
 
 def lose_power(server, children):
     """All that is only in the server's memory is gone, WAL that was not written among it. It has to be quick, so somebody else
-    has to know the children."""
-    for pid in (server.pid, *children):
+    has to know the children. One that was begun since may not stay: it could wait for ever for a lock of one that was killed."""
+    kill_all([server.pid, *children])
+    kill_all(processes_in(server.directory / "data"))
+
+
+def kill_all(processes):
+    for pid in processes:
         with contextlib.suppress(ProcessLookupError):
             kill(pid)
+
+
+def processes_in(folder):
+    """Whose working directory it is. All processes of a server stay in that of its data."""
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if os.readlink(f"/proc/{entry}/cwd") == str(folder):
+                yield int(entry)
 
 
 def starts(server):

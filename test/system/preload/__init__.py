@@ -4,11 +4,13 @@ import pathlib
 import subprocess
 
 SANITIZER = os.environ.get("RETRYSAFE_PRELOAD", "")  # what libraries and programs under test are built for, if they are
+if SANITIZER:  # is in this process by now, and not to be in brokers and compilers that it starts
+    os.environ.pop("LD_PRELOAD", None)
 
 
-def environment(*libraries):
-    """Of a process that has them. A sanitizer has to be in it before everything else."""
-    return {"LD_PRELOAD": ":".join(filter(None, [SANITIZER, os.environ.get("LD_PRELOAD"), *map(str, libraries)]))}
+def behind_sanitizer(environment):
+    """Of a process of ours, which a sanitizer has to be in before anything else is. Servers see to it themselves."""
+    return {**environment, "LD_PRELOAD": ":".join(filter(None, [SANITIZER, environment.get("LD_PRELOAD")]))}
 
 
 def build(name, folder):
