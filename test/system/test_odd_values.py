@@ -4,6 +4,7 @@ One table of values, and one place for each kind where everything ends up that t
 emitted is refused at once, with an error that the reference lists, or arrives bit for bit.
 """
 import collections
+import contextlib
 import json
 import socket
 import threading
@@ -250,11 +251,14 @@ class Postgres(Kind):
                 "row": (event["id"], TYPE, event["source"], value.key, value.key, value.stored, HEADERS, event["time"])}
 
     def arrived(self):
-        called = {key: (payload, rest) for _, key, payload, rest in self.far.sql(EFFECTS)}
-        for *row, time in self.far.sql(
-                """SELECT event_id::text, event_type, source, event_key, scope, ordering_key, payload, headers::jsonb,
-                          to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
-                     FROM public.retrysafe_inbox"""):
+        with contextlib.closing(self.far.connect()) as session:
+            run(session, "BEGIN ISOLATION LEVEL REPEATABLE READ")  # both tables as they are at one moment
+            called = {key: (payload, rest) for _, key, payload, rest in run(session, EFFECTS)}
+            rows = run(session, """
+                SELECT event_id::text, event_type, source, event_key, scope, ordering_key, payload, headers::jsonb,
+                       to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')
+                  FROM public.retrysafe_inbox""")
+        for *row, time in rows:
             key = row.pop(3)
             payload, rest = called.pop(key)
             yield Arrived(row[0], key, payload, {"function": rest, "row": (*row, time)})
