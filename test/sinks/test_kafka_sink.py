@@ -358,10 +358,10 @@ def publish(sink, keys, go_on, within):
     """As a publisher does it: of each key one event at a time, the same again after a failure of the destination.
 
     go_on(delivered, unreachable) tells whether another event is to come. Returns the events delivered of each key."""
-    at, under_way, unreachable = [0] * keys, {}, 0
+    at, under_way, unreachable, outcome = [0] * keys, {}, 0, None
     deadline = time.monotonic() + within
     while True:
-        assert time.monotonic() < deadline, (at, len(under_way), unreachable)
+        assert time.monotonic() < deadline, (at, len(under_way), unreachable, outcome and outcome.reason)
         more = go_on(sum(at), unreachable)
         if not more and not under_way:
             return at

@@ -112,6 +112,16 @@ def test_a_broker_that_is_not_there_is_refused(script, kind):
     assert re.fullmatch(r"\w+: --with takes one of:(,? (kafka|nats|rabbitmq|redis)){4}\n", done.stderr)
 
 
+@pytest.mark.parametrize("named", ["", "/opt/postgresql/bin/pg_config"])
+def test_setup_installs_a_server_unless_another_one_is_named(tmp_path, named):
+    for program, text in {"dpkg-query": "exit 1", "apt-get": "true", "sudo": 'exec "$@"', "tee": "cat >/dev/null", "mkdir": "true"}.items():
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / program).chmod(0o755)
+    done = subprocess.run([TOP / "scripts/setup", "--build"], capture_output=True, text=True, check=True,
+                          env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PG_CONFIG": named})
+    assert "libcurl4-openssl-dev" in done.stderr and ("postgresql-server-dev-15" in done.stderr) == (not named)
+
+
 @pytest.mark.slow
 def test_every_measured_event_arrives():
     done = subprocess.run([TOP / "scripts/measure-latency", "--events", "200"], capture_output=True, text=True, timeout=600)

@@ -149,11 +149,15 @@ class Kafka(Broker):
         return f"org.apache.kafka.common.security.{module}LoginModule required{names};"
 
     def _format(self, properties):
-        """Gives the storage an identity, and the users that log in with SCRAM."""
+        """Gives the storage an identity, and the users that log in with SCRAM.
+
+        With "eligible leader replicas" a partition may lose its last copy in sync: where a node alone is below
+        min.insync.replicas and misses a heart-beat, it only remains eligible, which a change of the setting then forgets."""
         users = [part for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512") for name in (USER, GUEST)
                  for part in ("--add-scram", f"{mechanism}=[name={name},password={PASSWORD}]")]
         subprocess.run([*JAVA, "kafka.tools.StorageTool", "format", "-t", self._cluster, "-c",
-                        self.directory / properties, *users], check=True, stdout=subprocess.DEVNULL)
+                        self.directory / properties, "--feature", "eligible.leader.replicas.version=0", *users],
+                       check=True, stdout=subprocess.DEVNULL)
 
     def _run(self, properties):
         with open(self.directory / "log", "a") as log:
@@ -270,7 +274,7 @@ class KafkaMessage:
 def read_messages(brokers, topic):
     """All of a topic, by partition and in the order of each, as kcat reads them."""
     shown = subprocess.run(["kcat", "-b", brokers, "-C", "-t", topic, "-o", "beginning", "-e", "-q", "-J"],
-                           check=True, capture_output=True)
+                           check=True, capture_output=True, timeout=60)
     return [KafkaMessage(json.loads(line)) for line in shown.stdout.splitlines()]
 
 
