@@ -20,7 +20,6 @@ import pytest
 
 pytest.register_assert_rewrite("closing", "brokers.contract")
 import closing  # noqa: E402
-import preload  # noqa: E402, F401 - from here on, what is started has no sanitizer of this process
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 

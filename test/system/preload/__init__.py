@@ -4,8 +4,6 @@ import pathlib
 import subprocess
 
 SANITIZER = os.environ.get("RETRYSAFE_PRELOAD", "")  # what libraries and programs under test are built for, if they are
-if SANITIZER:  # is in this process by now, and not to be in brokers and compilers that it starts
-    os.environ.pop("LD_PRELOAD", None)
 
 
 def behind_sanitizer(environment):
