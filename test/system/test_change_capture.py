@@ -81,3 +81,28 @@ def test_a_reader_can_compute_the_event_id(db):
     digest[6] = digest[6] & 0x0F | 0x80     # version 8
     digest[8] = digest[8] & 0x3F | 0x80     # variant of RFC 9562
     assert str(uuid.UUID(bytes=bytes(digest))) == db.value("SELECT event_id FROM outbox_events")
+
+
+def test_a_publication_of_all_tables_is_in_nobodys_way(db):
+    """The server refuses to change or remove rows of a published table that have nothing to be told apart by."""
+    assert db.sql("""SELECT c.relname FROM pg_class c JOIN pg_depend d ON d.classid = 'pg_class'::regclass AND d.objid = c.oid
+                      WHERE d.deptype = 'e' AND c.relkind = 'r' AND c.relreplident <> 'f'
+                        AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid
+                                           AND (i.indisreplident OR (c.relreplident = 'd' AND i.indisprimary)))""") == []
+    db.sql("CREATE PUBLICATION everything FOR ALL TABLES")
+    db.sql("SELECT idem_begin('k', 'digest'), idem_complete('k')")
+    for _ in range(2):
+        db.sql("SELECT idem_begin('short', 'digest', ttl => '1us'), idem_complete('short')")
+    assert db.value("SELECT idem_forget('k')")
+    db.sql("SELECT outbox_create_destination('d', 'pull', max_attempts => 1)")
+    db.sql("SELECT outbox_emit(NULL, 'cancelled', 't', '{}', deliver_after => '2100-01-01')")
+    assert db.value("SELECT outbox_cancel('cancelled')")
+    db.sql("SELECT outbox_emit(NULL, 'later', 't', '{}', deliver_after => clock_timestamp() + '100ms')")
+    eventually(lambda: db.value("SELECT count(*) FROM outbox_events") == 1)
+    batch, event_id = db.sql("SELECT batch, event_id FROM outbox_fetch('d')")[0]
+    db.sql("SELECT outbox_record(%s, jsonb_build_object(%s, '{\"status\": \"dead\"}'::jsonb))", batch, event_id)
+    assert db.value("SELECT outbox_retry('d')") == 1
+    assert fetch_all(db, "d") == ["later"]
+    db.sql("SELECT outbox_alter_destination('d', shards => 2)")
+    db.sql("SELECT outbox_consent('fork')")
+    assert db.value("SELECT outbox_drop_destination('d')")

@@ -72,6 +72,8 @@ CREATE TABLE @extschema@.outbox_scheduled (
   headers         jsonb
 );
 CREATE UNIQUE INDEX outbox_scheduled_event_key ON @extschema@.outbox_scheduled (event_key, scope);
+-- Where there is a publication of all tables the server lets nobody remove rows that nothing tells apart.
+ALTER TABLE @extschema@.outbox_scheduled REPLICA IDENTITY USING INDEX outbox_scheduled_event_key;
 CREATE INDEX outbox_scheduled_deliver_after ON @extschema@.outbox_scheduled (deliver_after, created_at);
 
 -- Which log this is, and in which cluster and database its snapshots and positions mean something.
@@ -199,6 +201,8 @@ BEGIN
   FOR parent, pkey IN VALUES ('idem_records', 'key, scope'), ('outbox_log', 'id'),
                              ('outbox_windows', 'destination, shard, window_no'),
                              ('outbox_batches', 'destination, shard, seq') LOOP
+    -- It has no rows, but what is removed from the pieces is removed by its name.
+    EXECUTE pg_catalog.format('ALTER TABLE @extschema@.%I REPLICA IDENTITY FULL', parent);
     FOR piece IN 1..@ring_pieces@ LOOP
       -- Rows are only added, and the piece goes as a whole: vacuuming it because of insertions would be for nothing.
       EXECUTE pg_catalog.format(
