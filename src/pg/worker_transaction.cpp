@@ -96,7 +96,6 @@ void begin_step(const char *what, const char *subject, int timeout_ms) {
   description = {what, subject};
   context = {error_context_stack, describe, nullptr};
   error_context_stack = &context;
-  QueryCancelPending = false;  // one that was meant for an earlier step
   cancelled_by_sigterm = !ShutdownRequestPending;
   in_step = 1;
   SetCurrentStatementStartTimestamp();
@@ -111,6 +110,7 @@ void end_step() {
   PopActiveSnapshot();
   CommitTransactionCommand();
   in_step = 0;
+  QueryCancelPending = false;  // it came when the commit could not be cancelled any more
   error_context_stack = context.previous;
   pgstat_report_stat(false);
 }

@@ -48,6 +48,21 @@ def test_terminated_processes_come_back(own_db):
     assert worker_pids(own_db) == [pid]
 
 
+def test_a_cancellation_during_a_commit_ends_no_worker():
+    """While a commit waits for the disk there is nothing left to cancel."""
+    with cluster("fsync = on", "commit_delay = 100000", "commit_siblings = 0") as server:
+        db = make_database(server)
+        d = NullDestination(db)
+        session = db.connect()
+        pid, = eventually(lambda: worker_pids(db))
+        for event in ("a", "b", "c"):
+            emit(db, event)
+            eventually(lambda: run(session, """SELECT pg_cancel_backend(pid) FROM pg_stat_activity
+                                                WHERE pid = %s AND state = 'active' AND query LIKE 'recording %%'""", pid))
+            eventually(lambda: d.status()["backlog"] == 0)
+            assert worker_pids(db) == [pid]
+
+
 def test_a_worker_by_hand_without_preload():
     with cluster("shared_preload_libraries = ''", "retrysafe.poll_interval = 100ms") as server:
         db = make_database(server)
