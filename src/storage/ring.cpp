@@ -4,7 +4,6 @@
 #include <cstring>
 
 #include "pg/fault_point.hpp"
-#include "pg/index_scan.hpp"
 #include "storage/ring_columns.hpp"
 
 #include "pg/server.hpp"
@@ -147,22 +146,18 @@ namespace {
 // while before ring_pieces arrives.
 void begin_ring(RingName name) {
   const pg::Extension &e = pg::extension();
-  const Datum ring = CStringGetTextDatum(name_of(name));
   const int64 generation = 1;
   // One of the transactions that insert first is enough.
   SnapshotData dirty;
   InitDirtySnapshot(dirty);
-  ScanKeyData keys[2];
-  pg::text_equals(&keys[0], 1, ring);
-  pg::int8_compares(&keys[1], 2, BTEqualStrategyNumber, F_INT8EQ, generation);
-  pg::IndexScan scan = pg::begin_scan(e.ring_pieces, e.ring_pieces_pkey, &dirty, keys, 2);
+  pg::IndexScan scan = begin_scan_for(name, generation, &dirty);
   const bool found = scan.next();
   scan.end();
   if (found) return;
 
   Datum values[ring_column::kRetired]{};
   bool nulls[ring_column::kRetired]{};
-  values[ring_column::kRing - 1] = ring;
+  values[ring_column::kRing - 1] = CStringGetTextDatum(name_of(name));
   values[ring_column::kGeneration - 1] = Int64GetDatum(generation);
   values[ring_column::kSince - 1] = TimestampTzGetDatum(GetCurrentTimestamp());
   values[ring_column::kSincePosition - 1] = Int64GetDatum(0);

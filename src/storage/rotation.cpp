@@ -13,7 +13,7 @@ namespace retrysafe::storage {
 namespace {
 
 constinit pg::Statement select_pieces{
-    "SELECT generation, since, sealed_at, sealed_position, needed_until, retired, xmin FROM @.ring_pieces"
+    "SELECT generation, since, sealed_at, sealed_position, needed_until, retired FROM @.ring_pieces"
     " WHERE ring = $1 ORDER BY generation",
     {TEXTOID}};
 
@@ -43,7 +43,6 @@ struct Piece {
   bool sealed;
   SealedPiece seal;
   bool retired;
-  TransactionId changed_by;
 };
 
 // By generation; the last one is active. Inside pg::spi.
@@ -60,7 +59,6 @@ int load_pieces(const char *ring, Piece (&pieces)[pg::kRingPieces]) {
       p.seal = {piece_of(p.generation), DatumGetTimestampTz(row.datum(3)), row.int64_at(4),
                 row.is_null(5) ? DT_NOBEGIN : DatumGetTimestampTz(row.datum(5))};
     p.retired = row.bool_at(6);
-    p.changed_by = DatumGetTransactionId(row.datum(7));
   }
   return static_cast<int>(count);
 }
@@ -136,16 +134,23 @@ bool try_to_lock_toast(const RingKeeper &keeper, int piece) {
   return true;
 }
 
-// Does every snapshot that somebody may look with see what that transaction did?
-bool is_seen_by_all(TransactionId transaction) {
-  Relation table = table_open(pg::extension().ring_pieces, AccessShareLock);
-  const TransactionId oldest = GetOldestNonRemovableTransactionId(table);
-  table_close(table, NoLock);
-  return TransactionIdPrecedes(transaction, oldest);
+// Does every snapshot that somebody may look with see what became of that generation last? Transaction ids go
+// round: one from long ago means nothing any more, and vacuum has marked its row as frozen by then.
+bool is_seen_by_all(RingName ring, int64 generation) {
+  const Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  pg::IndexScan scan = begin_scan_for(ring, generation, snapshot);
+  bool seen = false;
+  if (scan.next()) {
+    const HeapTupleHeader row = ExecFetchSlotHeapTuple(scan.slot, false, nullptr)->t_data;
+    seen = TransactionIdPrecedes(HeapTupleHeaderGetXmin(row), GetOldestNonRemovableTransactionId(scan.table));
+  }
+  scan.end();
+  UnregisterSnapshot(snapshot);
+  return seen;
 }
 
 Turn empty(const RingKeeper &keeper, const Piece &p) {
-  if (keeper.old_snapshots_need_it && !is_seen_by_all(p.changed_by)) return Turn::kBlocked;
+  if (keeper.old_snapshots_need_it && !is_seen_by_all(keeper.ring, p.generation)) return Turn::kBlocked;
   const int piece = piece_of(p.generation);
   if (!try_to_lock(keeper, piece, AccessExclusiveLock) || !try_to_lock_toast(keeper, piece))
     return Turn::kBlocked;
