@@ -78,7 +78,7 @@ bool remove_expired(Oid table, Oid index, const Key &key, TimestampTz begun_at) 
   bool removed = false;
   while (scan.next()) {
     if (expiry(scan) > begun_at) continue;
-    simple_table_tuple_delete(scan.table, &scan.slot->tts_tid, GetActiveSnapshot());
+    pg::delete_row(scan.table, &scan.slot->tts_tid);
     removed = true;
   }
   scan.end();

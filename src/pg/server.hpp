@@ -86,6 +86,7 @@ extern "C" {
 #include "utils/regproc.h"
 #include "utils/resowner.h"
 #include "utils/rel.h"
+#include "utils/ruleutils.h"
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 #include "utils/timeout.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pg/extension.hpp"
+#include "pg/triggered_rows.hpp"
 
 #include "pg/server.hpp"
 
@@ -122,6 +123,11 @@ bool enter_any(Relation table, const IndexShape &shape, TupleTableSlot *slot, In
 // exactly one sees the other.
 bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
   Relation table = table_open(oid, RowExclusiveLock);
+  if (fires_triggers(table, Change::kInsert)) {
+    const bool inserted = insert_by_statement(table, row, unique_index);
+    table_close(table, NoLock);
+    return inserted;
+  }
   const TableShape &shape = shape_of(table);
   const int columns = RelationGetNumberOfAttributes(table);
   const int given = std::min(row.columns, columns);
@@ -150,6 +156,13 @@ bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
   ExecDropSingleTupleTableSlot(slot);
   table_close(table, NoLock);
   return !conflict;
+}
+
+void delete_row(Relation table, ItemPointer tid) {
+  if (fires_triggers(table, Change::kDelete))
+    delete_by_statement(table, tid);
+  else
+    simple_table_tuple_delete(table, tid, GetActiveSnapshot());
 }
 
 }  // namespace retrysafe::pg
