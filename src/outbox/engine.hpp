@@ -117,7 +117,8 @@ bool is_current(const Destination &destination);
 
 // --- read --------------------------------------------------------------------------------------------------
 
-// Moves due events from outbox_scheduled into the log. Returns how many.
+// Moves due events from outbox_scheduled into the log, or as many of them as can be moved in a moment.
+// Returns how many.
 int64 move_due_events();
 // The next batch of a claimed shard; null when there is nothing to do. Writes nothing. Flushes WAL past
 // everything that the batch's window sees, so that nothing is published before its commit is durable. Looks

@@ -42,6 +42,10 @@ constinit pg::Statement move_batch{
 
 constinit pg::Statement select_next{"SELECT min(deliver_after) FROM @.outbox_scheduled", {}};
 
+// What is due beyond that waits for the next call: the lanes of a worker stand still meanwhile, and who
+// fetches may have a statement_timeout.
+constexpr int64 kMaxMoveUs = 500 * 1000;
+
 // The condition on the key guards against a row that took the place of the one found.
 constinit pg::Statement delete_event{
     "DELETE FROM @.outbox_scheduled WHERE ctid = $1 AND event_key = $2 AND scope = $3",
@@ -105,6 +109,7 @@ int64 move_due_events() {
     total += batch.moved;
     const bool forward = batch.deliver_after != before.deliver_after || batch.created_at != before.created_at;
     if (batch.moved == 0 && !forward) return total;
+    if (total > 0 && GetCurrentTimestamp() - now > kMaxMoveUs) return total;
   }
 }
 

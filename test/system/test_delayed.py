@@ -1,4 +1,5 @@
 """Delayed events: every fetch first moves due ones into the log, whatever else goes on with them."""
+import os
 import random
 import threading
 import time
@@ -82,6 +83,19 @@ def test_many_of_one_time_keep_the_order_of_the_emits(db, movers):
     movers[0][0].commit()
     assert db.sql("SELECT count(*), bool_and(payload = to_jsonb(n)) "
                   "FROM (SELECT *, row_number() OVER (ORDER BY id) n FROM outbox_log) l") == [(5000, True)]
+
+
+def test_many_that_came_due_come_bit_by_bit(db, movers):
+    """Nobody who fetches has to move all of them first: it would take longer than he may wait, each time anew."""
+    db.sql("""INSERT INTO outbox_scheduled (deliver_after, created_at, scope, event_key, event_type, payload)
+              SELECT clock_timestamp() - interval '1 hour' + make_interval(secs => n * 1e-3), clock_timestamp(), '', 'e' || n, 't', '{}'
+                FROM generate_series(1, 300000) AS n""")
+    connection, fetch = movers[0]
+    connection.autocommit = True
+    run(connection, f"SET statement_timeout = '{int(2000 * float(os.environ.get('RETRYSAFE_SLOWNESS', 1)))}ms'")
+    eventually(lambda: run(connection, fetch)[0][0] > 0)
+    assert db.value("SELECT count(*) FROM outbox_scheduled") > 0
+    assert in_log(db)[:3] == ["e1", "e2", "e3"]
 
 
 def test_comes_due_by_itself(db, movers):
