@@ -9,6 +9,7 @@
 
 #include "core/backoff.hpp"
 #include "relay/configuration.hpp"
+#include "sinks/copy_result.hpp"
 
 namespace retrysafe::relay {
 
@@ -253,6 +254,7 @@ void Session::read() {
 
 void Session::take(Result result) {
   const ExecStatusType status = PQresultStatus(result.get());
+  if (sink::is_copy(status)) return fail(std::string("the server answered with ") + PQresStatus(status));
   Sent &first = sent_.front();
   if (status != PGRES_PIPELINE_SYNC) {
     if (status == PGRES_PIPELINE_ABORTED && !first.answer.sqlstate.empty())

@@ -217,6 +217,33 @@ def empty_queries(line):
     line.flood(message(b"I"))
 
 
+def delivering(line, answer):
+    """To a transaction with events, once everything was there that is asked for first."""
+    login(line)
+    line.read()
+    line.send(message(b"C", b"SET\0") * 3 + columns(1) + message(b"C", b"SELECT 0\0") + READY)
+    line.read()
+    line.send(message(b"1") + message(b"2") + columns(5) + rows((b"public.t", b"event_id", b"t", None, None))
+              + message(b"C", b"SELECT 1\0") + READY)
+    line.read()
+    line.send(message(b"1") + READY)
+    line.read()
+    line.send(answer)
+    line.read_until(b"never")
+
+
+def copy_in_of_events(line):
+    delivering(line, message(b"1") + message(b"2") + message(b"G", b"\0\0\0"))
+
+
+def copy_out_of_events(line):
+    delivering(line, message(b"1") + message(b"2") + message(b"H", b"\0\0\0"))
+
+
+def copy_both_of_events(line):
+    delivering(line, message(b"1") + message(b"2") + message(b"W", b"\0\0\0"))
+
+
 # -- redis --
 
 def redis_greeting(line):
@@ -525,6 +552,17 @@ def test_a_relay_whose_passwords_take_hours_to_hash(db):
         hostile.close()
 
 
+def test_a_relay_whose_database_begins_a_copy(db):
+    """The library would say so for as long as it is asked."""
+    hostile = Hostile(copy_in)
+    try:
+        with Relay(db, "--drain", "d", config=f"connection = host=127.0.0.1 port={hostile.port} dbname=d user=u password=p\n") as relay:
+            assert relay.wait() == 3, relay.log()
+            assert relay.lines("no connection to the database")[0]["reason"] == "the server answered with PGRES_COPY_IN"
+    finally:
+        hostile.close()
+
+
 def test_a_long_error_is_no_flood(server, db):
     """What a function over there raises can be as long as it likes: it is the fault of one event."""
     db.sql("CREATE TABLE public.retrysafe_inbox (event_id uuid PRIMARY KEY);"
@@ -539,10 +577,10 @@ def test_a_long_error_is_no_flood(server, db):
 
 
 @pytest.mark.parametrize("talk", [no_row, too_few_columns, two_rows, nulls, no_columns, names_that_are_statements, copy_in, copy_out,
-                                  copy_both, empty_queries],
+                                  copy_both, empty_queries, copy_in_of_events, copy_out_of_events, copy_both_of_events],
                          ids=lambda talk: talk.__name__)
 def test_an_answer_of_another_shape(server, db, talk):
-    """To what a destination of kind postgres asks first. It fails like any other server that is of no use."""
+    """To what a destination of kind postgres asks first, or to its events. It fails like any other server that is of no use."""
     with healthy_neighbour(db) as neighbour_works:
         pid = worker_pid(db)
         hostile = Hostile(talk)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/handler_error.hpp"
+#include "sinks/copy_result.hpp"
 #include "sinks/postgres/message.hpp"
 
 namespace retrysafe::sink {
@@ -125,7 +126,9 @@ void PostgresSink::receive() {
 }
 
 void PostgresSink::take(const PGresult *result) {
-  switch (PQresultStatus(result)) {
+  const ExecStatusType status = PQresultStatus(result);
+  if (is_copy(status)) return lost(message_of(result));
+  switch (status) {
     case PGRES_PIPELINE_SYNC:
       return finish_phase();
     case PGRES_COMMAND_OK:
