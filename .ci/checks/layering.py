@@ -20,12 +20,12 @@ ALLOWED = {  # folder of the file -> folders and files that it may include, besi
     "module.cpp": ["core", "pg", "settings.hpp", "idempotency", "outbox", "sink", "runtime"],
     "relay": ["core", "sink", "sinks/connector.hpp", "sinks/copy_result.hpp"],
     "sinks": ["core", "sink/abi.h", "sink/kit.hpp", "sinks/resolver.hpp", "sinks/flood_guard.hpp", "sinks/tls_context.hpp",
-              "sinks/connector.hpp", "sinks/copy_result.hpp", "sinks/process_end.hpp"],
+              "sinks/connector.hpp", "sinks/copy_result.hpp", "sinks/handshake_limit.hpp", "sinks/process_end.hpp"],
 }
 CLIENT_HEADERS = {  # header -> the only folder, or folders, for it
     r"curl/": "sinks/http/",
     r"openssl/": ("pg/digest.cpp", "sinks/connector.", "sinks/http/", "sinks/kafka/certificate_check.", "sinks/rabbitmq/",
-                  "sinks/redis/", "sinks/tls_context."),
+                  "sinks/redis/", "sinks/handshake_limit.", "sinks/tls_context."),
     r"libpq-fe\.h": ("sinks/postgres/", "sinks/connector.", "sinks/copy_result.", "relay/"),
     r"librdkafka/": "sinks/kafka/",
     r"nats/": "sinks/nats/",

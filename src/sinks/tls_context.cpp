@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "sinks/handshake_limit.hpp"
+
 namespace retrysafe::sink {
 
 namespace {
@@ -38,6 +40,7 @@ TlsContext::TlsContext(const Options &options) : context_(SSL_CTX_new(TLS_client
   SSL_CTX *const context = context_.get();
   SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
   SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION);  // so that writing never waits for reading
+  SSL_CTX_set_msg_callback(context, limit_handshake);
   SSL_CTX_set_verify(context, SSL_VERIFY_PEER, nullptr);
   // Else a password of the key would be asked for on a terminal.
   SSL_CTX_set_default_passwd_cb(context, [](char *, int, int, void *) { return 0; });

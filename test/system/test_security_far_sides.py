@@ -12,6 +12,7 @@ from conftest import eventually
 from hostile import MEGABYTE, Hostile, healthy_neighbour, memory, worker_pid
 from relay_process import Relay
 from strikes import alive
+from tls_records import HANDSHAKE, NEW_SESSION_TICKET, Tls
 
 # -- http --
 
@@ -512,6 +513,56 @@ def test_http2_frames_without_end(db, certificate, flood):
             eventually(lambda: db.value("SELECT failures FROM outbox_status WHERE name = 'd'") > 1)
             assert most < 100, "megabytes on one connection"
             assert memory(pid) - before < 48 * MEGABYTE
+            neighbour_works()
+            assert worker_pid(db) == pid
+    finally:
+        hostile.close()
+
+
+# -- TLS: messages of the handshake once it is over, which OpenSSL reads through without a pause --
+
+TICKETS = {
+    "http/1.1": ("http", {"http2": False}),
+    "http/2": ("http", {"max_in_flight": 1024}),
+    "kafka": ("kafka", {"tls": True, "timeout": "1s"}),
+    "nats": ("nats", {"tls": True}),
+    "postgres": ("postgres", {"sslmode": "verify-full"}),
+    "rabbitmq": ("rabbitmq", {"tls": True}),
+    "redis": ("redis", {"tls": True}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", TICKETS)
+def test_tickets_without_end(db, certificate, tmp_path, which):
+    kind, more = TICKETS[which]
+
+    def talk(line):
+        if kind == "nats":
+            line.send(INFO.replace(b"{", b'{"tls_required":true,'))
+        elif kind == "postgres":
+            line.read()
+            line.send(b"S")
+        line.connection = tls = Tls(line.connection, *certificate, tmp_path / f"keys-{hostile.connections}")
+        if kind == "postgres":
+            login(line)
+            line.read()
+        many = NEW_SESSION_TICKET * (16000 // len(NEW_SESSION_TICKET))
+        for record in tls.records(HANDSHAKE, many):
+            tls.raw.sendall(record)
+            hostile.sent += len(record)
+    hostile = Hostile(talk)
+    try:
+        with healthy_neighbour(db) as neighbour_works:
+            pid = worker_pid(db)
+            where = {name: "localhost".join(value.split("127.0.0.1")).replace("http:", "https:") if isinstance(value, str) else value
+                     for name, value in options(kind, hostile.port).items()}
+            db.sql("SELECT outbox_create_destination('d', %s, %s, backoff => '100 ms', backoff_max => '200 ms',"
+                   " event_types => '{t}')", kind, json.dumps(where | more | {"ca_file": "cert", "connect_timeout": "1s"}))
+            db.sql("SELECT outbox_emit(NULL, 'e' || i, 't', '{}') FROM generate_series(1, 3) i")
+            eventually(lambda: hostile.sent > MEGABYTE)
+            neighbour_works()
+            eventually(lambda: db.value("SELECT failures FROM outbox_status WHERE name = 'd'") > 1)
             neighbour_works()
             assert worker_pid(db) == pid
     finally:

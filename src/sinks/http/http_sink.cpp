@@ -21,7 +21,7 @@ bool HttpSink::submit(const retrysafe_event &event) {
   try {
     if (free_.empty()) {
       transfers_.push_back(std::make_unique<Transfer>(endpoint_));
-      if (endpoint_.http2) meter_.watch(transfers_.back()->handle());
+      if (TlsMeter::works()) meter_.watch(transfers_.back()->handle());
       free_.push_back(transfers_.back().get());
     }
     Transfer *transfer = free_.back();

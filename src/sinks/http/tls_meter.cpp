@@ -3,6 +3,8 @@
 #include <stdexcept>
 #include <string_view>
 
+#include "sinks/handshake_limit.hpp"
+
 namespace retrysafe::http {
 
 bool TlsMeter::works() {
@@ -23,8 +25,9 @@ CURLcode TlsMeter::on_context(CURL *, void *context, void *self) {
 }
 
 // Called with the head of each record, among others.
-void TlsMeter::on_record(int outgoing, int, int type, const void *bytes, size_t size, SSL *connection,
+void TlsMeter::on_record(int outgoing, int version, int type, const void *bytes, size_t size, SSL *connection,
                          void *self) {
+  sink::limit_handshake(outgoing, version, type, bytes, size, connection, nullptr);
   if (outgoing != 0 || type != SSL3_RT_HEADER || size < SSL3_RT_HEADER_LENGTH) return;
   auto *meter = static_cast<TlsMeter *>(self);
   const auto *head = static_cast<const unsigned char *>(bytes);

@@ -49,6 +49,11 @@ Producer::Producer(const Settings &settings, int wake_fd)
                                               addrinfo **list, void *self) {
     return NameLookup::resolve(node, service, hints, list, &static_cast<Producer *>(self)->lookup_);
   });
+  rd_kafka_conf_set_socket_cb(conf.get(), [](int domain, int type, int protocol, void *self) {
+    return static_cast<Producer *>(self)->sockets_.open(domain, type, protocol);
+  });
+  rd_kafka_conf_set_closesocket_cb(
+      conf.get(), [](int fd, void *self) { return static_cast<Producer *>(self)->sockets_.close(fd); });
   if (settings.tls)
     rd_kafka_conf_set_ssl_cert_verify_cb(
         conf.get(), [](rd_kafka_t *, const char *broker, int32_t, int *x509_error, int depth, const char *,
@@ -87,6 +92,7 @@ void Producer::end_all() {
 
 void Producer::end() {
   lookup_.stop();
+  sockets_.shut_down();
   queue_.reset();
   producer_.reset();
 }

@@ -1,8 +1,8 @@
 // One idempotent producer of the library, from start to end.
 //
 // The library works in threads of its own and hands over what became of messages through a queue, whose
-// descriptor wakes us. Nothing of ours runs in its threads but the look-up of names and
-// the note of what is wrong with a certificate.
+// descriptor wakes us. Nothing of ours runs in its threads but the look-up of names, the note of what is
+// wrong with a certificate, and a list of sockets.
 #pragma once
 
 #include <librdkafka/rdkafka.h>
@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "sinks/kafka/broker_sockets.hpp"
 #include "sinks/kafka/certificate_check.hpp"
 #include "sinks/kafka/message.hpp"
 #include "sinks/kafka/name_lookup.hpp"
@@ -74,7 +75,8 @@ class Producer {
   static inline constinit Producer *newest = nullptr;  // of the living ones
   Producer *older_ = nullptr;
 
-  NameLookup lookup_;  // outlives the threads, as does the next one
+  NameLookup lookup_;  // outlives the threads, as do the next two
+  BrokerSockets sockets_;
   CertificateCheck certificate_check_;
   std::unique_ptr<rd_kafka_t, Destroy> producer_;
   std::unique_ptr<rd_kafka_queue_t, FreeQueue> queue_;

@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "sinks/handshake_limit.hpp"
 #include "sinks/postgres/message.hpp"
 
 namespace retrysafe::sink {
@@ -298,6 +299,8 @@ void Session::greet() {
     return fail(
         "the server did not ask for the password, which a destination that no superuser made must use");
   PQsetnonblocking(connection_, 1);
+  if (void *const tls = PQsslStruct(connection_, "OpenSSL"))
+    SSL_set_msg_callback(static_cast<SSL *>(tls), limit_handshake);
   state_ = State::kPreparing;
   step_ = Step::kSettings;
   deadline_ = Clock::now() + target_.connect_timeout;
