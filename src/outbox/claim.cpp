@@ -283,7 +283,7 @@ bool is_current(const Destination &d) {
   const pg::Extension &e = pg::extension();
   ScanKeyData key;
   pg::int4_equals(&key, 1, d.destination);
-  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  Snapshot snapshot = pg::latest_snapshot_of(e.outbox_destinations);
   pg::IndexScan scan = pg::begin_scan(e.outbox_destinations, e.outbox_destinations_pkey, snapshot, &key, 1);
   const bool current = scan.next() && scan.writer() == d.version;
   scan.end();

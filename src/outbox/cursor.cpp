@@ -55,7 +55,7 @@ int64 first_id_of_era(int32 era) {
   const pg::Extension &e = pg::extension();
   ScanKeyData key;
   pg::int4_equals(&key, 1, era);
-  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  Snapshot snapshot = pg::latest_snapshot_of(e.outbox_eras);
   pg::IndexScan scan = pg::begin_scan(e.outbox_eras, e.outbox_eras_pkey, snapshot, &key, 1);
   if (!scan.next())
     pg::raise(kCursorMissing, "Restore table outbox_eras.", "era %d of the outbox is missing", era);

@@ -90,7 +90,7 @@ Event event_at(pg::IndexScan *scan, const Uuid &log, bool bodies) {
 int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, int32 most, int64 bytes,
                       Event *events) {
   const pg::Extension &e = pg::extension();
-  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  ::Snapshot snapshot = pg::latest_snapshot_of(e.outbox_parked);
   ScanKeyData keys[3];
   pg::int4_equals(&keys[0], 1, d.destination);
   pg::int4_equals(&keys[1], 2, shard);
@@ -124,7 +124,7 @@ int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, int32 
 }
 
 bool read_waiting(int32 destination, int32 shard, const Uuid &log, int64 id, Event *event) {
-  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  ::Snapshot snapshot = pg::latest_snapshot_of(pg::extension().outbox_parked);
   ScanKeyData keys[3];
   pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
@@ -140,7 +140,7 @@ bool read_waiting(int32 destination, int32 shard, const Uuid &log, int64 id, Eve
 
 bool any_key_is_held(const Destination &d, int32 shard) {
   const pg::Extension &e = pg::extension();
-  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  ::Snapshot snapshot = pg::latest_snapshot_of(e.outbox_parked);
   const bool any = any_in(e.outbox_parked_waiting, d.destination, shard, snapshot) ||
                    (d.block_when_exhausted && any_in(e.outbox_parked_dead, d.destination, shard, snapshot));
   UnregisterSnapshot(snapshot);
@@ -148,7 +148,7 @@ bool any_key_is_held(const Destination &d, int32 shard) {
 }
 
 bool is_held(const Destination &d, int32 shard, const char *ordering_key, int64 id) {
-  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  ::Snapshot snapshot = pg::latest_snapshot_of(pg::extension().outbox_parked);
   const bool held = first_holder(d, shard, ordering_key, snapshot) < id;
   UnregisterSnapshot(snapshot);
   return held;
@@ -157,7 +157,7 @@ bool is_held(const Destination &d, int32 shard, const char *ordering_key, int64 
 int32 find_parked(int32 destination, int32 shard, const Event *events, int32 count, bool *parked) {
   if (count == 0) return 0;
   const pg::Extension &e = pg::extension();
-  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  ::Snapshot snapshot = pg::latest_snapshot_of(e.outbox_parked);
   ScanKeyData keys[4];
   pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
@@ -180,7 +180,7 @@ int32 find_parked(int32 destination, int32 shard, const Event *events, int32 cou
 
 TimestampTz next_parked_due(int32 destination, int32 shard) {
   const pg::Extension &e = pg::extension();
-  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  ::Snapshot snapshot = pg::latest_snapshot_of(e.outbox_parked);
   ScanKeyData keys[2];
   pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
@@ -289,7 +289,7 @@ void settle_delivered(int32 destination, int32 shard, int64 id) {
 void restore_head(const Destination &d, int32 shard, const char *ordering_key) {
   if (!ordering_key) return;
   const pg::Extension &e = pg::extension();
-  ::Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  ::Snapshot snapshot = pg::latest_snapshot_of(e.outbox_parked);
   int64 ids[2];
   bool is_retry[2];
   int count = 0;

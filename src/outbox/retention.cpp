@@ -124,7 +124,7 @@ void copy_forward(const Oid (&tables)[pg::kRingPieces], const Oid (&indexes)[pg:
   pg::int4_equals(&keys[0], 1, s.destination);
   pg::int4_equals(&keys[1], 2, s.shard);
   pg::int8_compares(&keys[2], 3, BTGreaterEqualStrategyNumber, F_INT8GE, first);
-  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  Snapshot snapshot = pg::latest_snapshot_of(tables[piece]);
   pg::IndexScan scan = pg::begin_scan(tables[piece], indexes[piece], snapshot, keys, 3);
   while (scan.next()) {
     slot_getallattrs(scan.slot);

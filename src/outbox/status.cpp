@@ -112,7 +112,7 @@ Parked parked(int32 destination, int32 shard, int64 id) {
   pg::int4_equals(&keys[0], 1, destination);
   pg::int4_equals(&keys[1], 2, shard);
   pg::int8_compares(&keys[2], 3, BTEqualStrategyNumber, F_INT8EQ, id);
-  Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  Snapshot snapshot = pg::latest_snapshot_of(e.outbox_parked);
   pg::IndexScan scan = pg::begin_scan(e.outbox_parked, e.outbox_parked_pkey, snapshot, keys, 3);
   Parked result{};
   result.found = scan.next();

@@ -57,6 +57,13 @@ inline IndexScan begin_scan(Oid table, Oid index, Snapshot snapshot, ScanKey key
   return s;
 }
 
+// Shows what is committed now; to be unregistered. A table that is written anew (ALTER TABLE, pg_repack)
+// looks empty to snapshots from before. So its lock comes first, which whoever does that holds until the end.
+inline Snapshot latest_snapshot_of(Oid table) {
+  LockRelationOid(table, AccessShareLock);
+  return RegisterSnapshot(GetLatestSnapshot());
+}
+
 // Whether a look-up can be left out: nothing was ever put into the table since it was last emptied. Whoever
 // is just inserting a row has made the table larger before.
 inline bool is_untouched(Oid table) {

@@ -111,6 +111,18 @@ const Ring &ring(RingName name) {
   return state.rings[static_cast<int>(name)];
 }
 
+namespace {
+
+// As for latest_snapshot_of.
+void lock_for_reading(RingName name, const Ring &ring) {
+  const RingTables tables = tables_of(name);
+  for (int i = 0; i < tables.count; ++i)
+    for (int n = 0; n < ring.count; ++n)
+      LockRelationOid((*tables.pieces[i])[ring.pieces[n]], AccessShareLock);
+}
+
+}  // namespace
+
 // A turn of the ring between the two would show in the one and not in the other: rows of a new piece, or
 // those that were copied out of a retired one. That is not emptied while somebody has a snapshot that does
 // not see the copies (rotation.hpp).
@@ -118,6 +130,7 @@ RingView open_view(RingName name) {
   for (;;) {
     CHECK_FOR_INTERRUPTS();
     const Ring pieces = ring(name);
+    lock_for_reading(name, pieces);
     RETRYSAFE_FAULT_POINT("ring.before_snapshot");
     const RingView view{pieces, RegisterSnapshot(GetLatestSnapshot())};
     const uint64 generation = state.generation;

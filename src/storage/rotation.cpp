@@ -137,7 +137,7 @@ bool try_to_lock_toast(const RingKeeper &keeper, int piece) {
 // Does every snapshot that somebody may look with see what became of that generation last? Transaction ids go
 // round: one from long ago means nothing any more, and vacuum has marked its row as frozen by then.
 bool is_seen_by_all(RingName ring, int64 generation) {
-  const Snapshot snapshot = RegisterSnapshot(GetLatestSnapshot());
+  const Snapshot snapshot = pg::latest_snapshot_of(pg::extension().ring_pieces);
   pg::IndexScan scan = begin_scan_for(ring, generation, snapshot);
   bool seen = false;
   if (scan.next()) {

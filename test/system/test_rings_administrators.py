@@ -124,6 +124,19 @@ def test_indexes_of_an_administrator(db):
         run(session, "SELECT public.bt_index_check(%s::regclass, true)", index[0])
 
 
+def test_a_reader_that_waits_for_a_rewrite_misses_nothing(db):
+    """A table that is written anew looks empty to snapshots from before; whoever waited for its lock must not have such a one."""
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    fill(db, 3)
+    admin = db.connect(autocommit=False)
+    run(admin, "ALTER TABLE outbox_log ADD COLUMN mark uuid DEFAULT gen_random_uuid()")
+    reader = Pending(db, "SELECT event_key FROM outbox_fetch('d')")
+    assert reader.blocks()
+    admin.commit()
+    assert reader.result() == [("e1",), ("e2",), ("e3",)]
+    reader.close()
+
+
 def test_triggers_of_an_administrator(db):
     """By triggers pg_repack, for one, learns what changes in a table while it copies it. What they tell is what is there."""
     db.sql("CREATE TABLE public.told (place text, row jsonb, change integer)")
