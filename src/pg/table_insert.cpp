@@ -138,17 +138,17 @@ bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
   ExecStoreVirtualTuple(slot);
   table_tuple_insert(table, slot, GetCurrentCommandId(true), 0, nullptr);
 
-  bool conflict = false;
-  for (int i = 0; i < shape.index_count; ++i) {
-    const IndexShape &index = shape.indexes[i];
-    if (index.plain && index.not_null > 0 && slot->tts_isnull[index.not_null - 1]) continue;
-    const IndexUniqueCheck check = !index.unique               ? UNIQUE_CHECK_NO
-                                   : index.oid == unique_index ? UNIQUE_CHECK_PARTIAL
-                                                               : UNIQUE_CHECK_YES;
-    const bool entered =
-        index.plain ? enter_plain(table, index, slot, check) : enter_any(table, index, slot, check);
-    if (check == UNIQUE_CHECK_PARTIAL && !entered) conflict = true;
-  }
+  const auto enter = [&](const IndexShape &index, IndexUniqueCheck check) {
+    if (index.plain && index.not_null > 0 && slot->tts_isnull[index.not_null - 1]) return true;
+    return index.plain ? enter_plain(table, index, slot, check) : enter_any(table, index, slot, check);
+  };
+  const IndexShape *const end = shape.indexes + shape.index_count;
+  const IndexShape *const unique = std::find_if(static_cast<const IndexShape *>(shape.indexes), end,
+                                                [&](const IndexShape &i) { return i.oid == unique_index; });
+  // It comes first: while it is being replaced (REINDEX CONCURRENTLY) there is another one that would raise.
+  const bool conflict = unique != end && !enter(*unique, UNIQUE_CHECK_PARTIAL);
+  for (const IndexShape *index = shape.indexes; !conflict && index != end; ++index)
+    if (index != unique) (void)enter(*index, index->unique ? UNIQUE_CHECK_YES : UNIQUE_CHECK_NO);
   if (conflict) {
     CommandCounterIncrement();  // a command does not see, and so cannot delete, what it inserted itself
     simple_table_tuple_delete(table, &slot->tts_tid, GetActiveSnapshot());

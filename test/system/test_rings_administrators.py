@@ -124,6 +124,27 @@ def test_indexes_of_an_administrator(db):
         run(session, "SELECT public.bt_index_check(%s::regclass, true)", index[0])
 
 
+@pytest.mark.parametrize("index", ["outbox_log_event_key_1", "idem_records_pkey_1"])
+def test_an_index_that_is_being_replaced(db, index):
+    """There are two of it then, and what the one knows of, the other need not complain about."""
+    session = begin(db)
+    save(session, "k")
+    run(session, "SELECT idem_begin('k1', 'h'), outbox_emit('k1', 'e', 't', '{}'), idem_complete('k1')")
+    session.commit()
+    old = begin(db, "REPEATABLE READ")
+    run(old, "SELECT 1")
+    reindex = Pending(db, f"REINDEX INDEX CONCURRENTLY {index}")
+    assert reindex.blocks()
+    eventually(lambda: db.value(f"SELECT indisready FROM pg_index WHERE indexrelid = '{index}_ccnew'::regclass"))
+    eventually(lambda: save(session, "k", "2") == "new")  # expired
+    run(session, "SELECT idem_begin('k2', 'h')")
+    assert sqlstate_of(run, session, "SELECT outbox_emit('k2', 'e', 't', '{}')") == "RS102"
+    session.rollback()
+    old.rollback()
+    reindex.result()
+    reindex.close()
+
+
 def test_a_reader_that_waits_for_a_rewrite_misses_nothing(db):
     """A table that is written anew looks empty to snapshots from before; whoever waited for its lock must not have such a one."""
     db.sql("SELECT outbox_create_destination('d', 'pull')")
