@@ -523,6 +523,36 @@ def test_what_is_no_server(broker, greeting):
         eventually(lambda: not sessions())
 
 
+def test_errors_about_subjects_that_nothing_was_sent_to():
+    """They cost no more, however many messages are in flight."""
+    count, listener = 10_000, socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        connection, _ = listener.accept()
+        replies = []
+        with connection, connection.makefile("rb") as lines:
+            connection.sendall(info())
+            while len(replies) < count:
+                words = next(lines).split()
+                if words[:1] == [b"PING"]:
+                    connection.sendall(b"PONG\r\n")
+                elif words[:1] == [b"SUB"]:
+                    number = words[-1]
+                elif words[:1] == [b"HPUB"]:
+                    replies.append(words[2])
+            connection.sendall(b"".join(b"-ERR 'Permissions Violation for Publish to \"%d\"'\r\n" % i for i in range(15_000)))
+            stored = b'{"stream":"EVENTS","seq":1}'
+            connection.sendall(b"".join(b"MSG %s %s %d\r\n%s\r\n" % (reply, number, len(stored), stored) for reply in replies))
+            for _ in lines:
+                pass  # until it is closed
+    threading.Thread(target=serve, daemon=True).start()
+    options = {"servers": f"127.0.0.1:{listener.getsockname()[1]}", "subject": "EVENTS.{type}", "max_in_flight": count}
+    with listener, Sink("nats", options | {"timeout": 60_000}) as sink:
+        outcomes = sink.send(*(event(i) for i in range(count)), within=60)
+        assert {o.status for o in outcomes} == {DELIVERED}
+        assert sink.longest < 1
+
+
 def test_closing_does_not_wait():
     """In every state of a connection."""
     for greeting in b"", info(), info(tls_required=True):

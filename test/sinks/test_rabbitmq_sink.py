@@ -717,3 +717,23 @@ def test_what_is_in_flight_is_bounded(broker):
     with ScriptedBroker(lambda talk, message: None) as script, scripted(script, max_in_flight=4) as sink:
         kept = [event(i) for i in range(6)]
         assert [sink.submit(one) for one in kept] == [True] * 4 + [False] * 2
+
+
+@pytest.mark.slow
+def test_messages_given_back_that_were_never_sent(broker):
+    """They cost no more, however many messages are in flight."""
+    def frame(kind, body):
+        return struct.pack("!BHI", kind, 1, len(body)) + body + b"\xce"
+    stranger = (frame(1, struct.pack("!HHH", 60, 50, 312) + b"\0\0\0")
+                + frame(2, struct.pack("!HHQH", 60, 0, 0, 0x80) + b"\x24ffffffff-ffff-8fff-8fff-ffffffffffff"))
+    count = 10_000
+
+    def on_message(talk, message):
+        if message.number == count:
+            talk.raw(stranger * 50_000)
+            talk.send(spec.Basic.Ack(count, multiple=True))
+
+    with ScriptedBroker(on_message) as script, scripted(script, max_in_flight=count) as sink:
+        outcomes = sink.send(*(event(i) for i in range(count)), within=60)
+        assert {o.status for o in outcomes} == {DELIVERED}
+        assert sink.longest < 1

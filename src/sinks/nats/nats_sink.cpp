@@ -88,6 +88,7 @@ void NatsSink::advance() {
     // Looked at first: answers that came before the end count.
     const Session::State state = session_->state();
     for (const Answer &answer : session_->take_answers()) take(answer);
+    refuse_forbidden();
     if (session_ && state == Session::State::kReady) {
       connected_ = true;
       send();
@@ -218,8 +219,17 @@ void NatsSink::take(const Answer &answer) {
 // hear the answers is of no use.
 void NatsSink::not_permitted(const std::string &text) {
   if (text.find("for Subscription") != std::string::npos) return lose(text + "; see the option inbox_prefix");
+  const size_t begin = text.find('"'), end = text.rfind('"');
+  if (begin < end) forbidden_[text.substr(begin + 1, end - begin - 1)] = text;
+}
+
+// All at once: a server may say of any number of subjects that they are not permitted.
+void NatsSink::refuse_forbidden() {
+  if (forbidden_.empty()) return;
   for (auto &[number, message] : in_flight_)
-    if (text.find('"' + message.subject + '"') != std::string::npos) refuse(number, text);
+    if (const auto found = forbidden_.find(message.subject); found != forbidden_.end())
+      message.refusal = found->second;
+  forbidden_.clear();
 }
 
 void NatsSink::refuse(uint64_t number, const std::string &reason) {

@@ -48,6 +48,7 @@ class NatsSink {
   void publish(uint64_t number, const Message &message);
   void take(const Answer &answer);
   void not_permitted(const std::string &text);
+  void refuse_forbidden();
   void refuse(uint64_t number, const std::string &reason);
   void judge_refusals();
   void judge_late();
@@ -63,9 +64,10 @@ class NatsSink {
   bool resolving_ = false;
   Clock::time_point resolve_deadline_{};
   std::unique_ptr<Session> session_;
-  bool connected_ = false;                 // it was seen ready
-  std::deque<Message> waiting_;            // for a connection
-  std::map<uint64_t, Message> in_flight_;  // by number
+  bool connected_ = false;                        // it was seen ready
+  std::deque<Message> waiting_;                   // for a connection
+  std::map<uint64_t, Message> in_flight_;         // by number
+  std::map<std::string, std::string> forbidden_;  // subjects, and what the server says of them
   uint64_t last_number_ = 0;
   uint64_t last_stored_ = 0;  // the highest number of a message that this session has stored
   std::deque<retrysafe_outcome> outcomes_;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -31,6 +32,7 @@ class Unconfirmed {
   Clock::time_point oldest() const { return messages_.front().since; }  // unless empty()
 
   void add(const retrysafe_event &event, Clock::time_point now) {
+    numbers_.emplace(id(event), first_ + messages_.size());
     messages_.push_back({.event = event, .since = now, .returned = {}});
     ++open_;
   }
@@ -46,6 +48,7 @@ class Unconfirmed {
       if (!message.open) continue;
       message.open = false;
       --open_;
+      forget(id(message.event), first_ + i);
       settled(message);
     }
     drop_settled();
@@ -53,13 +56,11 @@ class Unconfirmed {
 
   // The broker gave a message back. False: it is not one of ours.
   bool give_back(std::string_view message_id, std::string_view reason) {
-    for (Message &message : messages_) {
-      if (!message.open || !message.returned.empty()) continue;
-      if (std::string_view(message.event.id.data, message.event.id.size) != message_id) continue;
-      message.returned = reason;
-      return true;
-    }
-    return false;
+    const auto found = numbers_.find(message_id);
+    if (found == numbers_.end()) return false;
+    messages_[found->second - first_].returned = reason;
+    numbers_.erase(found);
+    return true;
   }
 
   // Hands all over, in the order in which they were published. What the broker still says of them is passed
@@ -68,6 +69,7 @@ class Unconfirmed {
   void abandon(Taken &&taken) {
     for (Message &message : messages_)
       if (std::exchange(message.open, false)) taken(message.event);
+    numbers_.clear();
     open_ = 0;
     drop_settled();
   }
@@ -75,16 +77,27 @@ class Unconfirmed {
   // A new channel, which counts anew.
   void restart() {
     messages_.clear();
+    numbers_.clear();
     open_ = 0;
     first_ = 1;
   }
 
  private:
+  static std::string_view id(const retrysafe_event &event) { return {event.id.data, event.id.size}; }
+
+  void forget(std::string_view message_id, uint64_t number) {
+    const auto [begin, end] = numbers_.equal_range(message_id);
+    for (auto it = begin; it != end; ++it)
+      if (it->second == number) return static_cast<void>(numbers_.erase(it));
+  }
+
   void drop_settled() {
     for (; !messages_.empty() && !messages_.front().open; ++first_) messages_.pop_front();
   }
 
   std::deque<Message> messages_;
+  // Of those that are open and were not given back, by their ids: a broker may give back what it likes.
+  std::multimap<std::string_view, uint64_t> numbers_;
   uint64_t first_ = 1;  // number of the first one
   size_t open_ = 0;
 };
