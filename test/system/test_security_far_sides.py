@@ -386,6 +386,19 @@ def channel_frames_without_end(line):
     line.flood(frame(3, 1, b"x" * 1000))
 
 
+def greetings_without_end(line):
+    line.read()
+    line.flood(START)  # and reads none of the answers
+
+
+def flow_without_end(line):
+    tuned(line)
+    line.send(frame(1, 1, struct.pack("!HHI", 20, 11, 0)))
+    line.read()
+    line.send(frame(1, 1, struct.pack("!HH", 85, 11)))
+    line.flood(frame(1, 1, struct.pack("!HHB", 20, 20, 1)))
+
+
 # -- kafka --
 
 def kafka_long_answer(line):
@@ -407,7 +420,8 @@ FLOODS = {
                  notifications_without_end],
     "redis": [long_line, long_string, long_list, nested_lists, answers_nobody_asked_for],
     "nats": [info_without_end, nats_long_message, nats_messages, pings_without_end, nats_errors, nats_long_line, nats_infos],
-    "rabbitmq": [long_frame, long_frame_after_tuning, heartbeats_without_end, large_start, channel_frames_without_end],
+    "rabbitmq": [long_frame, long_frame_after_tuning, heartbeats_without_end, large_start, channel_frames_without_end,
+                 greetings_without_end, flow_without_end],
     "kafka": [kafka_long_answer, kafka_longer_answer],
 }
 

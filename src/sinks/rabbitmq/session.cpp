@@ -34,6 +34,8 @@ constexpr size_t kSentKept = 1024 * 1024;
 constexpr size_t kMemoryKept = 8 * 1024 * 1024;
 // A broker that talks without pause must not keep the caller for ever.
 constexpr size_t kReadAtMost = 4 * 1024 * 1024;
+// Answers that wait for the network. Setting up takes five, one after the other.
+constexpr int kAnswersAtMost = 100;
 
 std::vector<std::string> split_hosts(std::string_view list) {
   std::vector<std::string> hosts;
@@ -134,6 +136,7 @@ void Session::close() {
   reader_.clear();
   output_.clear();
   sent_ = 0;
+  answers_ = 0;
   more_to_read_ = false;
   frame_max_ = kSmallestFrameMax;
   heartbeat_ = milliseconds(0);
@@ -283,8 +286,8 @@ void Session::take_from_connection(const Method &method) {
     case AMQP_CONNECTION_CLOSE_METHOD: {
       const auto &close = method.as<amqp_connection_close_t>();
       const Closure closure{close.reply_code, shown(close.reply_text)};
-      amqp_connection_close_ok_t answer{};
-      append_method(0, AMQP_CONNECTION_CLOSE_OK_METHOD, &answer, &output_);
+      amqp_connection_close_ok_t reply{};
+      answer(0, AMQP_CONNECTION_CLOSE_OK_METHOD, &reply);
       write_out();
       if (has_been_ready_) closure_ = closure;
       return fail(closure.text.empty() ? "the broker closed the connection" : closure.text);
@@ -313,13 +316,13 @@ void Session::start(const Method &method) {
   response += target_.user;
   response += '\0';
   response += target_.password;
-  amqp_connection_start_ok_t answer{};
-  answer.client_properties = {static_cast<int>(std::size(properties)), properties};
-  answer.mechanism = bytes("PLAIN");
-  answer.response = bytes(response);
-  answer.locale = bytes("en_US");
+  amqp_connection_start_ok_t reply{};
+  reply.client_properties = {static_cast<int>(std::size(properties)), properties};
+  reply.mechanism = bytes("PLAIN");
+  reply.response = bytes(response);
+  reply.locale = bytes("en_US");
   const size_t before = output_.size();
-  append_method(0, AMQP_CONNECTION_START_OK_METHOD, &answer, &output_, kGreetingFrameMax);
+  answer(0, AMQP_CONNECTION_START_OK_METHOD, &reply, kGreetingFrameMax);
   long_greeting_ = output_.size() - before > kSmallestFrameMax;
 }
 
@@ -334,28 +337,28 @@ void Session::tune(const Method &method) {
   if (agreed.count() == 0 || (wanted.count() > 0 && wanted < agreed)) agreed = wanted;
   heartbeat_ = agreed;
 
-  amqp_connection_tune_ok_t answer{};
-  answer.channel_max = kWantedChannelMax;
-  answer.frame_max = static_cast<uint32_t>(frame_max_);
-  answer.heartbeat = static_cast<uint16_t>(agreed.count());
-  append_method(0, AMQP_CONNECTION_TUNE_OK_METHOD, &answer, &output_);
+  amqp_connection_tune_ok_t reply{};
+  reply.channel_max = kWantedChannelMax;
+  reply.frame_max = static_cast<uint32_t>(frame_max_);
+  reply.heartbeat = static_cast<uint16_t>(agreed.count());
+  answer(0, AMQP_CONNECTION_TUNE_OK_METHOD, &reply);
   amqp_connection_open_t open_host{};
   open_host.virtual_host = bytes(target_.vhost);
-  append_method(0, AMQP_CONNECTION_OPEN_METHOD, &open_host, &output_);
+  answer(0, AMQP_CONNECTION_OPEN_METHOD, &open_host);
 }
 
 void Session::open_channel() {
   state_ = State::kOpeningChannel;
   return_awaits_header_ = false;
   amqp_channel_open_t method{};
-  append_method(kChannel, AMQP_CHANNEL_OPEN_METHOD, &method, &output_);
+  answer(kChannel, AMQP_CHANNEL_OPEN_METHOD, &method);
 }
 
 void Session::take_from_channel(const Method &method) {
   switch (method.id) {
     case AMQP_CHANNEL_OPEN_OK_METHOD: {
       amqp_confirm_select_t select{};
-      return append_method(kChannel, AMQP_CONFIRM_SELECT_METHOD, &select, &output_);
+      return answer(kChannel, AMQP_CONFIRM_SELECT_METHOD, &select);
     }
     case AMQP_CONFIRM_SELECT_OK_METHOD:
       state_ = State::kReady;
@@ -379,16 +382,16 @@ void Session::take_from_channel(const Method &method) {
     }
     case AMQP_CHANNEL_FLOW_METHOD: {
       const bool active = method.as<amqp_channel_flow_t>().active;
-      amqp_channel_flow_ok_t answer{};
-      answer.active = active;
-      append_method(kChannel, AMQP_CHANNEL_FLOW_OK_METHOD, &answer, &output_);
+      amqp_channel_flow_ok_t reply{};
+      reply.active = active;
+      answer(kChannel, AMQP_CHANNEL_FLOW_OK_METHOD, &reply);
       return active ? listener_.on_unblocked() : listener_.on_blocked("channel.flow");
     }
     case AMQP_CHANNEL_CLOSE_METHOD: {
       const auto &close = method.as<amqp_channel_close_t>();
       const Closure closure{close.reply_code, shown(close.reply_text)};
-      amqp_channel_close_ok_t answer{};
-      append_method(kChannel, AMQP_CHANNEL_CLOSE_OK_METHOD, &answer, &output_);
+      amqp_channel_close_ok_t reply{};
+      answer(kChannel, AMQP_CHANNEL_CLOSE_OK_METHOD, &reply);
       if (state_ != State::kReady) {
         write_out();
         return fail(closure.text.empty() ? "the broker closed the channel" : closure.text);
@@ -400,6 +403,12 @@ void Session::take_from_channel(const Method &method) {
     default:
       throw ProtocolError("the broker sent something unexpected on the channel");
   }
+}
+
+// A broker that asks without an end and takes no answers would fill our memory with them.
+void Session::answer(uint16_t channel, amqp_method_number_t id, void *method, size_t frame_max) {
+  if (++answers_ > kAnswersAtMost) throw ProtocolError("the broker asks for more answers than it takes");
+  append_method(channel, id, method, &output_, frame_max);
 }
 
 void Session::write_out() {
@@ -418,6 +427,7 @@ void Session::push() {
   if (sent_ == output_.size() || sent_ > kSentKept) {
     output_.erase(0, sent_);
     sent_ = 0;
+    if (output_.empty()) answers_ = 0;
     if (output_.empty() && output_.capacity() > kMemoryKept) output_.shrink_to_fit();
   }
   transport_.want_write(unsent() > 0);

@@ -95,6 +95,7 @@ class Session {
   void start(const Method &method);
   void tune(const Method &method);
   void open_channel();
+  void answer(uint16_t channel, amqp_method_number_t id, void *method, size_t frame_max = kSmallestFrameMax);
   void write_out();
   void push();
   void beat();
@@ -110,6 +111,7 @@ class Session {
   Decoder decoder_;
   std::string output_;
   size_t sent_ = 0;
+  int answers_ = 0;  // in output_, since that was last empty
   bool more_to_read_ = false;
   bool long_greeting_ = false;  // more than old brokers read
 
