@@ -134,11 +134,11 @@ bool Lane::take_recorded() {
 
 Milliseconds Lane::turn(Milliseconds now) {
   // Whoever altered the destination may have put right what made it rest.
-  if (state_ == State::kResting && (now >= rest_until_ || (reload_ && !batch_)))
+  if (state_ == State::kResting && (now >= rest_until_ || (reload_ && !batch_ && !leaving_)))
     state_ = batch_ ? State::kRecording : State::kReading;
   if (state_ == State::kIdle && awaits_standby_ && now >= standby_at_) ask_for_standby(now);
   if (state_ == State::kIdle && (woken_ || reload_ || now >= progress_at_)) state_ = State::kReading;
-  if (leaving_ && !batch_ && state_ != State::kGone) go();
+  if (leaving_ && !batch_ && state_ != State::kGone && now >= leave_at_) go();
 
   if (state_ == State::kReading) read(now);
   if (state_ == State::kSending) {
@@ -490,6 +490,10 @@ void Lane::failed(const char *what, const pg::StepError &error, Milliseconds now
     log_line("could not %s destination \"%s\": %s", what, name(), error.message.c_str());
     show_error(error.message.c_str());
   }
+  rest_after_failure(now);
+}
+
+void Lane::rest_after_failure(Milliseconds now) {
   rest(now + std::min(kFailureRest << std::min(failures_, 10), kFailureRestMax));
   ++failures_;
 }
@@ -502,9 +506,16 @@ void Lane::rest(Milliseconds until) {
 void Lane::go() {
   close_sink();
   drop_batch();
-  state_ = State::kGone;
-  (void)pg::in_transaction(
+  const auto error = pg::in_transaction(
       "giving a shard back", nullptr, [&] { outbox::release(claim_); }, 2000);
+  if (error && !error->is(kNotInstalled)) {
+    // Somebody has its row locked. As long as we hold the shard nobody claims it, this worker neither.
+    rest_after_failure(now_ms());
+    leaving_ = true;
+    leave_at_ = rest_until_;
+    return;
+  }
+  state_ = State::kGone;
   announce_commit(News::kAnything);  // whoever wants the shard need not wait for the end of the lease
 }
 

@@ -96,6 +96,7 @@ class Lane {
   void drop_batch();
   void failed(const char *what, const pg::StepError &error, Milliseconds now);
   void rest(Milliseconds until);
+  void rest_after_failure(Milliseconds now);
   void go();
 
   State state_ = State::kReading;
@@ -127,6 +128,7 @@ class Lane {
   bool awaits_standby_ = false;
   int failures_ = 0;  // steps in a row that ended with an error of the server
   Milliseconds rest_until_ = 0;
+  Milliseconds leave_at_ = 0;  // not before: it could not give the shard back
   Milliseconds renew_at_ = kNever;
   Milliseconds progress_at_ = kNever;  // when an idle lane stores what it passed over
   Milliseconds standby_at_ = kNever;   // when a lane that awaits the standbys asks for them again

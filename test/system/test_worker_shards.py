@@ -48,6 +48,24 @@ def test_a_worker_claims_the_shard_it_lacks_not_its_own_again(own_db):
     assert len(set(d.delivered())) == 60
 
 
+def test_a_shard_that_could_not_be_given_back_is_not_lost(own_db):
+    """Somebody had its row locked when the worker was to leave it. It is the worker's for the server until it has given it back."""
+    d = NullDestination(own_db)
+    emit(own_db, "a")
+    eventually(lambda: d.delivered() == ["a"])
+    pid, = worker_pids(own_db)
+    client = own_db.connect(autocommit=False)
+    run(client, "SELECT outbox_discard('d')")
+    own_db.server.set("retrysafe.publish", "off")
+    eventually(lambda: own_db.value("SELECT state FROM outbox_workers WHERE pid = %s", pid) == "suspended")
+    eventually(lambda: own_db.value("SELECT query FROM pg_stat_activity WHERE pid = %s", pid) == "idle")
+    client.rollback()
+    own_db.server.set("retrysafe.publish", None)
+    emit(own_db, "b")
+    eventually(lambda: d.delivered() == ["a", "b"], timeout=40)
+    assert worker_pids(own_db) == [pid]
+
+
 def test_a_lease_is_kept_while_sending_takes_longer(own_db):
     d = NullDestination(own_db, options='"delay_ms": 3500', lease="interval '1 s'")
     emit(own_db, "e1")
