@@ -61,6 +61,11 @@ bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
                         e.outbox_log_event_key_pieces[piece]);
 }
 
+[[noreturn]] void raise_refused() {
+  elog(ERROR, "retrysafe: the log does not take the event, perhaps because of a trigger");
+  pg_unreachable();
+}
+
 void forget() noexcept {
   first_position = 0;
 }
@@ -80,30 +85,33 @@ constexpr pg::XactSubscriber subscriber{
 FoundEvent append_to_log(const LogEntry &entry, Repetition repetition,
                          void (*before_writing)(const LogEntry &), int64 *id) {
   Pieces pieces = repetition == Repetition::kPossible ? Pieces::kAll : Pieces::kOlder;
+  constexpr int kRefusals = 100;  // far more than come from others who write the same event
   lock_log();
-  for (bool written = false; !written;) {
+  for (int refused = 0; refused < kRefusals;) {
     CHECK_FOR_INTERRUPTS();
     storage::lock_rings();
     KeyWriter writer{};
+    bool written = false;
     const FoundEvent found =
         look_in_log(PointerGetDatum(entry.event_key), PointerGetDatum(entry.scope), &writer, pieces);
     if (found.place == Place::kNowhere && !writer.is_busy()) {
       if (before_writing) before_writing(entry);
       written = insert_into_active_piece(entry, id);
+      refused += !written;
     }
     storage::unlock_rings();
-    if (found.place != Place::kNowhere) return found;
+    if (written || found.place != Place::kNowhere) return found;
     if (writer.is_busy()) wait_for(writer);
     pieces = Pieces::kAll;
   }
-  return FoundEvent{};
+  raise_refused();
 }
 
 int64 append_numbered(const LogEntry &entry) {
   lock_log();
   storage::lock_rings();
   int64 id;
-  (void)insert_into_active_piece(entry, &id);  // the unique index does not hold it
+  if (!insert_into_active_piece(entry, &id)) raise_refused();  // the unique index does not hold it
   storage::unlock_rings();
   return id;
 }

@@ -205,6 +205,20 @@ def test_triggers_of_an_administrator(db):
         settle(db)
 
 
+def test_a_trigger_that_lets_no_event_pass(db):
+    db.sql("CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    db.sql("CREATE TRIGGER refuse BEFORE INSERT ON outbox_log_1 FOR EACH ROW EXECUTE FUNCTION public.refuse()")
+    session = begin(db)
+    run(session, "SET statement_timeout = '10s'")
+    assert sqlstate_of(emit, session, "a") == "XX000"
+    session.rollback()
+    numbered = "SELECT idem_begin('k', 'h'), outbox_emit('k', NULL, 't', '{}')"
+    assert sqlstate_of(run, session, numbered) == "XX000"
+    session.rollback()
+    db.sql("DROP TRIGGER refuse ON outbox_log_1")
+    assert emit(session, "a") > 1
+
+
 @pytest.mark.parametrize("deed", ["VACUUM FULL outbox_log_1", "VACUUM (TRUNCATE) outbox_log_1", "TRUNCATE outbox_log_2", "ANALYZE outbox_log_1",
                                   "CLUSTER outbox_log_1 USING outbox_log_pkey_1", "REINDEX TABLE outbox_log_1",
                                   "REINDEX TABLE CONCURRENTLY outbox_log_1", "TRUNCATE outbox_log",
