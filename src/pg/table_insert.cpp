@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "pg/extension.hpp"
-#include "pg/triggered_rows.hpp"
+#include "pg/row_statements.hpp"
 
 #include "pg/server.hpp"
 
@@ -123,7 +123,7 @@ bool enter_any(Relation table, const IndexShape &shape, TupleTableSlot *slot, In
 // exactly one sees the other.
 bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
   Relation table = table_open(oid, RowExclusiveLock);
-  if (fires_triggers(table, Change::kInsert)) {
+  if (needs_insert_statement(table, row)) {
     const bool inserted = insert_by_statement(table, row, unique_index);
     table_close(table, NoLock);
     return inserted;
@@ -159,7 +159,7 @@ bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
 }
 
 void delete_row(Relation table, ItemPointer tid) {
-  if (fires_triggers(table, Change::kDelete))
+  if (needs_delete_statement(table))
     delete_by_statement(table, tid);
   else
     simple_table_tuple_delete(table, tid, GetActiveSnapshot());

@@ -63,7 +63,8 @@ def test_steps_run_as_the_owner_and_past_the_path_of_the_caller(db):
 
 @pytest.mark.parametrize("parent", ["outbox_log", "idem_records", "outbox_windows", "outbox_batches"])
 def test_a_column_more(db, parent):
-    db.sql(f"ALTER TABLE {parent} ADD COLUMN note text, ADD COLUMN payload2 jsonb DEFAULT '{{}}'")
+    db.sql(f"ALTER TABLE {parent} ADD COLUMN note text, ADD COLUMN payload2 jsonb NOT NULL DEFAULT '{{}}'"
+           ", ADD COLUMN two integer GENERATED ALWAYS AS (1 + 1) STORED")
     db.sql("SELECT outbox_create_destination('d', 'pull')")
     session = begin(db)
     assert save(session, "k") == "new"
@@ -74,6 +75,7 @@ def test_a_column_more(db, parent):
         settle(db, "log")
     fill(db, 3, "last")
     assert fetch_all(db, "d") == ["last1", "last2", "last3"]
+    assert db.sql(f"SELECT DISTINCT note, payload2, two FROM {parent}") == [(None, {}, 2)]
 
 
 def test_moving_an_index_waits_for_writers(db, tmp_path):

@@ -1,4 +1,4 @@
-#include "pg/triggered_rows.hpp"
+#include "pg/row_statements.hpp"
 
 #include <algorithm>
 
@@ -36,7 +36,7 @@ struct Arguments {
   const char *nulls;  // null: none is
 };
 
-// No plan is kept: such triggers come for a while and go.
+// No plan is kept: it is rarely needed, and then for a while.
 uint64 execute(const char *sql, const Arguments &arguments, int expected) {
   return spi([&] {
     const int result = SPI_execute_with_args(sql, arguments.count, arguments.types, arguments.values,
@@ -49,13 +49,22 @@ uint64 execute(const char *sql, const Arguments &arguments, int expected) {
 
 }  // namespace
 
-bool fires_triggers(Relation table, Change change) {
+bool needs_insert_statement(Relation table, const NewRow &row) {
   const TriggerDesc *t = table->trigdesc;
-  if (!t) return false;
-  return change == Change::kInsert ? t->trig_insert_before_row || t->trig_insert_after_row ||
-                                         t->trig_insert_before_statement || t->trig_insert_after_statement
-                                   : t->trig_delete_before_row || t->trig_delete_after_row ||
-                                         t->trig_delete_before_statement || t->trig_delete_after_statement;
+  if (t && (t->trig_insert_before_row || t->trig_insert_after_row || t->trig_insert_before_statement ||
+            t->trig_insert_after_statement))
+    return true;
+  for (int i = row.columns; i < RelationGetNumberOfAttributes(table); ++i) {
+    const Form_pg_attribute column = TupleDescAttr(RelationGetDescr(table), i);
+    if (!column->attisdropped && (column->atthasdef || column->attnotnull)) return true;
+  }
+  return false;
+}
+
+bool needs_delete_statement(Relation table) {
+  const TriggerDesc *t = table->trigdesc;
+  return t && (t->trig_delete_before_row || t->trig_delete_after_row || t->trig_delete_before_statement ||
+               t->trig_delete_after_statement);
 }
 
 bool insert_by_statement(Relation table, const NewRow &row, Oid unique_index) {

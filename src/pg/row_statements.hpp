@@ -1,5 +1,6 @@
-// Changing rows of our tables by statements, for the sake of triggers that somebody has put there. Tools that
-// copy a table while it is written to learn by triggers what changes: without them pg_repack loses the row.
+// Changing rows of our tables by statements, for the sake of what somebody has put there. Tools that copy a
+// table while it is written to learn by triggers what changes: without them pg_repack loses the row. And a
+// column may have a default, or not be null.
 #pragma once
 
 #include "pg/table_insert.hpp"
@@ -8,8 +9,8 @@
 
 namespace retrysafe::pg {
 
-enum class Change { kInsert, kDelete };
-bool fires_triggers(Relation table, Change change);
+bool needs_insert_statement(Relation table, const NewRow &row);
+bool needs_delete_statement(Relation table);
 
 // False: `unique_index` (InvalidOid: none) holds that key already. Waits for a transaction that is about to
 // put it there, or to take it away.
