@@ -24,7 +24,7 @@ ALLOWED = {  # folder of the file -> folders and files that it may include, besi
 }
 CLIENT_HEADERS = {  # header -> the only folder, or folders, for it
     r"curl/": "sinks/http/",
-    r"openssl/": ("pg/digest.cpp", "sinks/connector.", "sinks/http/", "sinks/kafka/certificate_check.", "sinks/rabbitmq/",
+    r"openssl/": ("pg/digest.cpp", "sinks/connector.", "sinks/http/", "sinks/kafka/certificate_check.", "sinks/kafka/producer.", "sinks/rabbitmq/",
                   "sinks/redis/", "sinks/handshake_limit.", "sinks/tls_context."),
     r"libpq-fe\.h": ("sinks/postgres/", "sinks/connector.", "sinks/copy_result.", "relay/"),
     r"librdkafka/": "sinks/kafka/",

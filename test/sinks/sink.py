@@ -100,7 +100,7 @@ class Sink:
     def __init__(self, kind, options, allowed_addresses="127.0.0.1, ::1"):
         self.module = module(kind)
         self.log_lines = []
-        self.longest = 0  # so long the processor had to do with the calls of one turn
+        self.longest = self.slowest = 0  # so long a turn of its calls kept the processor, and the caller
         self._log = LOG(lambda line: self.log_lines.append(line.decode()))
         options = {name: str(value).lower() if isinstance(value, bool) else str(value)
                    for name, value in options.items()}
@@ -141,10 +141,11 @@ class Sink:
             assert time.monotonic() < deadline, "the sink does not come to an end"
             while waiting and self.submit(waiting[0]):
                 waiting.pop(0)
-            start = time.thread_time()
+            start, started = time.thread_time(), time.monotonic()
             self.module.flush(self.handle)
             outcomes, timeout = self.collect()
             self.longest = max(self.longest, time.thread_time() - start)
+            self.slowest = max(self.slowest, time.monotonic() - started)
             for outcome in outcomes:
                 assert outcome.tag not in found, "two outcomes for one event"
                 found[outcome.tag] = outcome

@@ -37,9 +37,7 @@ void KafkaSink::WakeDescriptor::drain() const {
 
 // The producer is made at once, since it checks the settings for us.
 KafkaSink::KafkaSink(const sink::Options &options)
-    : settings_(options),
-      producer_(std::make_unique<Producer>(settings_, wake_.fd)),
-      flights_(settings_.max_in_flight) {
+    : settings_(options), producer_(Producer::make(settings_, wake_.fd)), flights_(settings_.max_in_flight) {
   free_.reserve(flights_.size());
   for (Flight &flight : flights_) free_.push_back(&flight);
 }
@@ -58,7 +56,7 @@ bool KafkaSink::send(const retrysafe_event &event, bool alone) {
       report(event, RETRYSAFE_FAILED_FINAL, reason_);
       return true;
     }
-    if (!producer_) producer_ = std::make_unique<Producer>(settings_, wake_.fd);
+    if (!producer_) producer_ = Producer::make(settings_, wake_.fd);
     Message message(event, settings_.source, settings_.structured);
     Flight *flight = free_.back();
     const rd_kafka_resp_err_t error = producer_->send(topic_, &message, flight);

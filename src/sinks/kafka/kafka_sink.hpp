@@ -58,7 +58,7 @@ class KafkaSink {
 
   const Settings settings_;
   const WakeDescriptor wake_;
-  std::unique_ptr<Producer> producer_;  // null: made when it is needed
+  Producer::Handle producer_;  // null: made when it is needed
 
   std::vector<Flight> flights_;
   std::vector<Flight *> free_;

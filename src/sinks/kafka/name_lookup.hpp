@@ -43,7 +43,7 @@ class NameLookup {
   int look_up(const char *node, const char *service, addrinfo **list);
   void note(Failure failure);
 
-  const AddressFilter &addresses_;
+  const AddressFilter addresses_;  // a producer may outlive its destination
   const std::chrono::milliseconds timeout_;
   const int stop_fd_;
   mutable std::mutex mutex_;

@@ -1,10 +1,20 @@
 #include "sinks/kafka/producer.hpp"
 
+#include <openssl/crypto.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
+#include <iterator>
+#include <mutex>
 #include <stdexcept>
+#include <thread>
 
 #include "sinks/kafka/delivery.hpp"
+#include "sinks/process_end.hpp"
 
 namespace retrysafe::kafka {
 
@@ -13,6 +23,10 @@ namespace {
 constexpr size_t kErrorBytes = 512;
 // Before, the library added its nonce to the server's once more, which brokers let pass until version 4.
 constexpr int kScramRepaired = 0x02060100;
+
+constexpr std::ptrdiff_t kMaxLingering = 4;
+constexpr std::chrono::seconds kLingers{1};
+constexpr std::chrono::milliseconds kPatienceAtExit{500};
 
 struct FreeConf {
   void operator()(rd_kafka_conf_t *conf) const { rd_kafka_conf_destroy(conf); }
@@ -41,6 +55,18 @@ rd_kafka_vu_t part(rd_kafka_vtype_t type) {
 
 }  // namespace
 
+struct Producer::All {
+  std::mutex mutex;
+  std::condition_variable ended;
+  std::list<Place> living, ending;
+};
+
+// Never destroyed: threads may still run when the process ends.
+Producer::All &Producer::all() {
+  static auto *const producers = new All;
+  return *producers;
+}
+
 Producer::Producer(const Settings &settings, int wake_fd)
     : lookup_(settings.addresses, settings.connect_timeout) {
   Conf conf = make_conf(settings);
@@ -67,34 +93,71 @@ Producer::Producer(const Settings &settings, int wake_fd)
   queue_.reset(rd_kafka_queue_get_main(producer_.get()));
   static constexpr uint64_t one = 1;
   rd_kafka_queue_io_event_enable(queue_.get(), wake_fd, &one, sizeof one);
+}
 
-  // A process may end without closing its sinks, after a FATAL error of the server for one. The handlers that
-  // run then, OpenSSL's first of all, take away what the library's threads are using. So the threads end
-  // before: handlers run in the reverse order of their registration. OpenSSL's is there when TLS is set up.
-  [[maybe_unused]] static const int registered = std::atexit(&Producer::end_all);
-  if (settings.tls) {
-    [[maybe_unused]] static const int again = std::atexit(&Producer::end_all);
+Producer::Handle Producer::make(const Settings &settings, int wake_fd) {
+  // A process may end without closing its sinks, after a FATAL error of the server for one, or while threads
+  // are left. Handlers that were registered earlier run later then, and OpenSSL's has to be among those: it
+  // registers one when it is asked for anything.
+  [[maybe_unused]] static const int registered =
+      (OPENSSL_init_crypto(OPENSSL_INIT_LOAD_CRYPTO_STRINGS, nullptr), on_exit(end_all, nullptr));
+  {
+    const std::lock_guard lock(all().mutex);
+    const auto now = Clock::now();
+    const auto lingers = [&](const Place &place) { return now - place.ends_since > kLingers; };
+    if (std::count_if(all().ending.begin(), all().ending.end(), lingers) >= kMaxLingering)
+      throw std::runtime_error("earlier attempts to connect have not come to an end");
   }
-  older_ = newest;
-  newest = this;
+  std::unique_ptr<Producer> made(new Producer(settings, wake_fd));
+  const std::lock_guard lock(all().mutex);
+  all().living.push_back({made.get(), {}});
+  made->place_ = std::prev(all().living.end());
+  return Handle(made.release());
 }
 
-Producer::~Producer() {
-  Producer **link = &newest;
-  while (*link != this) link = &(*link)->older_;
-  *link = older_;
-  end();
-}
-
-void Producer::end_all() {
-  for (Producer *producer = newest; producer; producer = producer->older_) producer->end();
-}
-
-void Producer::end() {
+void Producer::stop() noexcept {
+  rd_kafka_queue_io_event_enable(queue_.get(), -1, nullptr, 0);
   lookup_.stop();
   sockets_.shut_down();
-  queue_.reset();
-  producer_.reset();
+}
+
+void Producer::leave(Producer *producer) noexcept {
+  producer->stop();
+  {
+    const std::lock_guard lock(all().mutex);
+    producer->place_->ends_since = Clock::now();
+    all().ending.splice(all().ending.end(), all().living, producer->place_);
+  }
+  try {
+    std::thread([producer] {
+      pthread_setname_np(pthread_self(), "retrysafe kafka");
+      end(producer);
+    }).detach();
+  } catch (const std::exception &) {
+    end(producer);  // without a thread it has to be waited for
+  }
+}
+
+// Waits for the library's threads.
+void Producer::end(Producer *producer) noexcept {
+  const auto place = producer->place_;
+  delete producer;
+  const std::lock_guard lock(all().mutex);
+  all().ending.erase(place);
+  all().ended.notify_all();
+}
+
+void Producer::end_all(int exit_code, void *) noexcept {
+  for (;;) {
+    std::unique_lock lock(all().mutex);
+    if (all().living.empty()) break;
+    Producer *const producer = all().living.front().producer;
+    lock.unlock();
+    leave(producer);
+  }
+  std::unique_lock lock(all().mutex);
+  all().ended.wait_for(lock, kPatienceAtExit, [] { return all().ending.empty(); });
+  sink::end_process(exit_code);
 }
 
 rd_kafka_resp_err_t Producer::send(const std::string &topic, Message *message, void *token) {

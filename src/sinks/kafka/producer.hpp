@@ -7,6 +7,8 @@
 
 #include <librdkafka/rdkafka.h>
 
+#include <chrono>
+#include <list>
 #include <memory>
 #include <string>
 
@@ -20,12 +22,17 @@ namespace retrysafe::kafka {
 
 class Producer {
  public:
+  struct Leave {
+    void operator()(Producer *producer) const noexcept { leave(producer); }
+  };
+  // Whose end is the producer's: nothing of it is sent any more, and nobody waits for its threads.
+  using Handle = std::unique_ptr<Producer, Leave>;
+
   // `wake_fd`: an eventfd that becomes readable when serve() has something to do. Throws
-  // std::invalid_argument with what the library says of the settings.
-  Producer(const Settings &settings, int wake_fd);
-  // Gives up what is under way. Takes milliseconds: no thread of the library waits for the network without
-  // hearing that it is to end.
-  ~Producer();
+  // std::invalid_argument with what the library says of the settings, and std::runtime_error where earlier
+  // producers do not come to an end.
+  static Handle make(const Settings &settings, int wake_fd);
+  ~Producer() = default;
   Producer(const Producer &) = delete;
   Producer &operator=(const Producer &) = delete;
 
@@ -68,13 +75,22 @@ class Producer {
     void operator()(rd_kafka_t *producer) const { rd_kafka_destroy(producer); }
   };
 
+  using Clock = std::chrono::steady_clock;
+  struct Place {  // among all of the process
+    Producer *producer;
+    Clock::time_point ends_since;
+  };
+  struct All;
+  static All &all();
+
+  Producer(const Settings &settings, int wake_fd);
   Trouble trouble(rd_kafka_event_t *event) const;
-  void end();
-  static void end_all();
+  void stop() noexcept;
+  static void leave(Producer *producer) noexcept;
+  static void end(Producer *producer) noexcept;
+  static void end_all(int exit_code, void *) noexcept;
 
-  static inline constinit Producer *newest = nullptr;  // of the living ones
-  Producer *older_ = nullptr;
-
+  std::list<Place>::iterator place_;
   NameLookup lookup_;  // outlives the threads, as do the next two
   BrokerSockets sockets_;
   CertificateCheck certificate_check_;
