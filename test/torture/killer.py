@@ -101,6 +101,9 @@ class Killer(Player):
                 self.server.connect().close()
                 return True
             except psycopg2.Error:
+                # That ends a server whose recovery needs room. Somebody has to start it again.
+                if not alive(self.server.pid) and "No space left on device" in self.server.log()[-10000:]:
+                    starts(self.server)
                 return False
         eventually(connects, timeout=60, message="the server does not come up")
 
