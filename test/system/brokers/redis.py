@@ -39,7 +39,7 @@ class Redis(Broker):
                  # What was acknowledged is on disk.
                  "--appendonly", "yes", "--appendfsync", "always", "--requirepass", PASSWORD,
                  "--proto-max-bulk-len", "1mb", *map(str, self.settings)])
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60  # it reads all that it has
         while not self.cli("PING").startswith(until):
             assert time.monotonic() < deadline and self.process.poll() is None, (self.folder / "log").read_text()
             time.sleep(0.02)
