@@ -111,6 +111,8 @@ Settings::Settings(const sink::Options &options)
     throw std::invalid_argument("options \"cert_file\" and \"key_file\" go together");
   set("security.protocol", std::string(login ? "sasl_" : "") + (tls ? "ssl" : "plaintext"));
   if (tls) {
+    // That it is the host's certificate: the default since version 2 only.
+    set("ssl.endpoint.identification.algorithm", "https");
     if (options.has("ca_file")) set("ssl.ca.location", std::string(options.text("ca_file")));
     if (options.has("cert_file")) {
       set("ssl.certificate.location", std::string(options.text("cert_file")));
