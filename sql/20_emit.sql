@@ -83,3 +83,10 @@ SELECT event_key, headers FROM outbox_log WHERE event_key IN ('h1', 'h2', 'h3') 
 ROLLBACK;
 SET retrysafe.traceparent = 'order-42';
 SET retrysafe.traceparent = '00-4BF92F3577B34DA6A3CE929D0E0E4736-00F067AA0BA902B7-01';
+
+-- Positions that a session had drawn ahead would be passed over by readers.
+BEGIN;
+ALTER SEQUENCE outbox_log_id_seq CACHE 20;
+SELECT outbox_emit(null, 'ahead', 't', '1');
+ROLLBACK;
+SELECT outbox_emit(null, 'in order', 't', '1') IS NOT NULL AS emitted;

@@ -36,6 +36,7 @@ inline constexpr ErrorCode kInvalidEventType{"RS104"};     // type null, empty, 
 inline constexpr ErrorCode kInvalidHeaders{"RS105"};       // headers not an object of strings, or bad names
 inline constexpr ErrorCode kInvalidOrderingKey{"RS106"};   // ordering key empty or too long
 inline constexpr ErrorCode kInvalidDeliverAfter{"RS107"};  // delivery time not finite
+inline constexpr ErrorCode kPositionsOutOfOrder{"RS108"};  // the log's sequence was altered
 
 // Destinations and the engine
 inline constexpr ErrorCode kUnknownDestination{"RS201"};

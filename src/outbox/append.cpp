@@ -1,6 +1,7 @@
 #include "outbox/append.hpp"
 
 #include "outbox/log_columns.hpp"
+#include "pg/error.hpp"
 #include "pg/fault_point.hpp"
 #include "pg/table_insert.hpp"
 #include "pg/xact_events.hpp"
@@ -24,6 +25,19 @@ void lock_log() {
   LockRelationOid(pg::extension().outbox_log, RowExclusiveLock);
 }
 
+// One that a session had drawn ahead would lie below what readers have passed when it is used.
+int64 draw_position(Oid sequence) {
+  HeapTuple tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(sequence));
+  if (!HeapTupleIsValid(tuple)) elog(ERROR, "retrysafe: sequence %u is gone", sequence);
+  const auto *form = reinterpret_cast<Form_pg_sequence>(GETSTRUCT(tuple));
+  const bool in_order = form->seqcache == 1 && form->seqincrement > 0;
+  ReleaseSysCache(tuple);
+  if (!in_order)
+    pg::raise(kPositionsOutOfOrder, "Use ALTER SEQUENCE … CACHE 1 INCREMENT 1.",
+              "sequence outbox_log_id_seq was altered so that positions do not come in order");
+  return nextval_internal(sequence, false);
+}
+
 // Under the ring lock. False when another transaction has written the event key meanwhile.
 bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
   const pg::Extension &e = pg::extension();
@@ -31,11 +45,11 @@ bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
   // only positions above all that were drawn before.
   const bool wrong_order = RETRYSAFE_FAULT("emit.position_before_transaction");
   if (wrong_order) {
-    *id = nextval_internal(e.outbox_log_id_seq, false);
+    *id = draw_position(e.outbox_log_id_seq);
     pg_usleep(3000);
   }
   const FullTransactionId transaction = GetTopFullTransactionId();
-  if (!wrong_order) *id = nextval_internal(e.outbox_log_id_seq, false);
+  if (!wrong_order) *id = draw_position(e.outbox_log_id_seq);
   if (first_position == 0) first_position = *id;
 
   Datum values[log_column::kHeaders];
