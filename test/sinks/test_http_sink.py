@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pytest
 
 from receiver import Answer, Close, Hang, Raw, Receiver, Reset
+from resident import memory
 from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event
 
 
@@ -457,17 +458,13 @@ def test_http2_shares_a_connection(certificate, tmp_path):
 # -- nothing grows --
 
 def test_descriptors_and_memory_stay(receiver):
-    def resident():
-        with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     numbers = itertools.count()
     with open_sink(receiver, max_in_flight=16) as sink:
         sink.send(*(event(next(numbers)) for _ in range(300)))
         receiver.clear()
-        descriptors, memory = len(os.listdir("/proc/self/fd")), resident()
+        descriptors, before = len(os.listdir("/proc/self/fd")), memory()
         for _ in range(10):
             sink.send(*(event(next(numbers)) for _ in range(300)))
             receiver.clear()
         assert len(os.listdir("/proc/self/fd")) <= descriptors + 2
-        assert resident() - memory < 8 * 1024 * 1024
+        assert memory() - before < 8 * 1024 * 1024

@@ -18,6 +18,7 @@ import preload
 from brokers import librdkafka
 from brokers.kafka import GUEST, PASSWORD, TOPIC, USER, Kafka, free_ports, read_messages
 from brokers.librdkafka import INIT_PRODUCER_ID, PRODUCE, TRANSPORT, MockCluster
+from resident import memory
 from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, UNREACHABLE, OpenError, Sink, event, interpreter
 
 
@@ -849,10 +850,6 @@ def test_threads_of_the_library_take_no_signals(mock):
 
 
 def test_descriptors_threads_and_memory_stay(mock):
-    def resident():
-        with open("/proc/self/statm") as f:
-            return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     def round_of(first):
         mock.down()
         assert set(statuses(sink.send(*(event(i) for i in range(first, first + 50))))) == {UNREACHABLE}
@@ -862,9 +859,9 @@ def test_descriptors_threads_and_memory_stay(mock):
     with open_sink(mock, connect_timeout=50) as sink:
         for i in range(3):
             round_of(1000 * i)
-        descriptors, running, memory = len(os.listdir("/proc/self/fd")), len(threads()), resident()
+        descriptors, running, before = len(os.listdir("/proc/self/fd")), len(threads()), memory()
         for i in range(3, 7):
             round_of(1000 * i)
         assert len(os.listdir("/proc/self/fd")) <= descriptors + 4
         assert len(threads()) <= running + 1
-        assert resident() - memory < 24 * 1024 * 1024  # the mock cluster keeps the messages
+        assert memory() - before < 24 * 1024 * 1024  # the mock cluster keeps the messages

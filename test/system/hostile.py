@@ -8,7 +8,6 @@ import time
 import psycopg2
 import pytest
 
-import preload
 from conftest import eventually, run
 from receiver import Receiver
 
@@ -91,14 +90,6 @@ def refused(session, query, *parameters, sqlstate="42501"):
 def worker_pid(db):
     return eventually(lambda: run(db.connect(), "SELECT pid FROM pg_stat_activity WHERE backend_type = 'retrysafe worker'"
                                                 " AND datname = current_database()"))[0][0]
-
-
-def memory(pid):
-    """What a process has for itself, in bytes. Nothing, where a sanitizer keeps what it gives back."""
-    if preload.SANITIZER:
-        return 0
-    with open(f"/proc/{pid}/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon"))
 
 
 @contextlib.contextmanager

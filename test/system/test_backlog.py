@@ -2,8 +2,8 @@
 import pytest
 
 from conftest import cluster, eventually, load_factor, make_database, run
-from hostile import memory
 from null_destination import NullDestination, worker_pids
+from resident import memory
 
 FEW, MANY = 1000, 300_000
 MEGABYTE = 1 << 20

@@ -9,8 +9,9 @@ import time
 import pytest
 
 from conftest import eventually
-from hostile import MEGABYTE, Hostile, healthy_neighbour, memory, worker_pid
+from hostile import MEGABYTE, Hostile, healthy_neighbour, worker_pid
 from relay_process import Relay
+from resident import memory
 from strikes import alive
 from tls_records import HANDSHAKE, NEW_SESSION_TICKET, Tls
 

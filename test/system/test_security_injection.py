@@ -9,7 +9,8 @@ import psycopg2
 import pytest
 
 from conftest import eventually, run
-from hostile import MEGABYTE, Hostile, healthy_neighbour, memory, worker_pid
+from hostile import MEGABYTE, Hostile, healthy_neighbour, worker_pid
+from resident import memory
 
 EVIL = ["a\r\nx-injected: 1", "a\r\n\r\nPOST /injected HTTP/1.1\r\nhost: x\r\n\r\n", "a\nb", "a\rb", "\r\n", " ", "\t", "a b", "é", "\u0085x",
         "a\u2028x-injected: 1", "%0d%0ax-injected: 1", "\x01\x7f", "a\x0bb\x0cc", "\"quoted\", \\", "\r\n x-injected: folded", ":", "=?x?=",

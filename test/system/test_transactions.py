@@ -12,9 +12,9 @@ import pytest
 
 import closing
 from conftest import cluster, eventually, kill, run
-from hostile import memory
 from null_destination import NullDestination
 from receiver import Receiver
+from resident import memory
 from workers import can_connect
 
 KEY = "one key"  # the ordering key of everything here
