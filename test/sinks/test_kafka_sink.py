@@ -764,6 +764,23 @@ ctypes.CDLL(None).exit(0)
     subprocess.run([sys.executable, "-c", program], env=interpreter(library), check=True, timeout=30)
 
 
+def test_a_broker_that_keeps_the_library_busy(mock, tmp_path):
+    """Whose threads tell of nothing then."""
+    library = preload.build("busy_brokers", tmp_path)
+    program = f"""
+import ctypes, sys
+sys.path[:0] = {sys.path!r}
+from sink import DELIVERED, UNREACHABLE, Sink, event
+sink = Sink("kafka", {{"brokers": {mock.brokers!r}, "topic": {TOPIC!r}, "timeout": 1000}})
+assert sink.send(event(0))[0].status == DELIVERED
+ctypes.c_int.in_dll(ctypes.CDLL({str(library)!r}), "busy").value = 1
+outcome, = sink.send(event(1), within=30)
+assert (outcome.status, outcome.reason) == (UNREACHABLE, "nothing is heard of what was sent"), (outcome.status, outcome.reason)
+ctypes.CDLL(None).exit(0)
+"""
+    subprocess.run([sys.executable, "-c", program], env=interpreter(library), check=True, timeout=60)
+
+
 def test_an_idle_sink_leaves_an_absent_cluster_alone(mock):
     """Nothing waits for it, so nothing tries to reach it."""
     before = threads()

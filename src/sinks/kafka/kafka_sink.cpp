@@ -16,6 +16,8 @@ namespace retrysafe::kafka {
 
 namespace {
 
+constexpr std::chrono::seconds kGrace{3};
+
 std::string shown(std::string_view text) {
   return printable(text, sizeof retrysafe_outcome::reason - 1);
 }
@@ -63,7 +65,7 @@ bool KafkaSink::send(const retrysafe_event &event, bool alone) {
     if (error == RD_KAFKA_RESP_ERR_NO_ERROR) {
       flight->event = &event;
       free_.pop_back();
-      ++in_flight_;
+      if (in_flight_++ == 0) settled_at_ = Clock::now();
       alone_ = alone;
     } else if (error == RD_KAFKA_RESP_ERR__QUEUE_FULL && in_flight_ > 0) {
       return false;
@@ -91,8 +93,8 @@ size_t KafkaSink::collect(std::span<retrysafe_outcome> outcomes, int *timeout_ms
   *timeout_ms = -1;
   if (!outcomes_.empty()) {
     *timeout_ms = 0;
-  } else if (down_since_ && in_flight_ > 0) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*down_since_ + patience() - Clock::now());
+  } else if (const auto until = last_moment()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(*until - Clock::now());
     *timeout_ms = static_cast<int>(std::max<long>(0, left.count()));
   }
   return count;
@@ -107,8 +109,8 @@ void KafkaSink::serve() {
                      troubled(trouble);
                      over = over || trouble.final;
                    });
-  if (down_since_ && in_flight_ > 0 && Clock::now() - *down_since_ >= patience()) {
-    if (!failure_) failure_ = trouble_text_;
+  if (const auto until = last_moment(); until && Clock::now() >= *until) {
+    if (!failure_) failure_ = trouble_text_.empty() ? "nothing is heard of what was sent" : trouble_text_;
     over = true;
   }
   // What is still under way may yet arrive, unless nothing can.
@@ -128,6 +130,7 @@ void KafkaSink::settled(Flight *flight, rd_kafka_resp_err_t error, bool confirme
   const bool alone = std::exchange(alone_, false);
   free_.push_back(flight);
   --in_flight_;
+  settled_at_ = Clock::now();
   if (error == RD_KAFKA_RESP_ERR_NO_ERROR && !confirmed && !alone)
     suspects_.push_back(&event);
   else
@@ -187,6 +190,15 @@ std::chrono::milliseconds KafkaSink::patience() const {
   const bool refused = trouble_ == RD_KAFKA_RESP_ERR__AUTHENTICATION || trouble_ == RD_KAFKA_RESP_ERR__SSL ||
                        trouble_ == RD_KAFKA_RESP_ERR__RESOLVE;
   return refused ? std::chrono::milliseconds(0) : settings_.connect_timeout;
+}
+
+// Until when something has to be heard of what is under way.
+std::optional<KafkaSink::Clock::time_point> KafkaSink::last_moment() const {
+  if (in_flight_ == 0) return std::nullopt;
+  // The library tells of each event within the timeout, or twice that where a request was sent at its end.
+  // But a broker that means harm can keep the thread busy that would.
+  const auto silence = settled_at_ + 2 * settings_.timeout + kGrace;
+  return down_since_ ? std::min(silence, *down_since_ + patience()) : silence;
 }
 
 // Nothing of the library runs while the destination rests, and the next try starts from nothing: with a new

@@ -55,6 +55,7 @@ class KafkaSink {
   void drop_producer();
   void send_suspects();
   std::chrono::milliseconds patience() const;
+  std::optional<Clock::time_point> last_moment() const;
 
   const Settings settings_;
   const WakeDescriptor wake_;
@@ -63,6 +64,7 @@ class KafkaSink {
   std::vector<Flight> flights_;
   std::vector<Flight *> free_;
   size_t in_flight_ = 0;
+  Clock::time_point settled_at_;                  // the last of them, or else when the first one was sent
   std::deque<const retrysafe_event *> suspects_;  // sent once more, each alone
   bool alone_ = false;                            // one of them is under way
 

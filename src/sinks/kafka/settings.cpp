@@ -71,6 +71,7 @@ Settings::Settings(const sink::Options &options)
       max_in_flight(static_cast<size_t>(options.number("max_in_flight", 1000))),
       max_message_bytes(static_cast<size_t>(options.number("max_message_bytes", 1'000'000))),
       connect_timeout(options.number("connect_timeout", 5'000)),
+      timeout(options.number("timeout", 30'000)),
       addresses(options.allowed_addresses()) {
   const auto set = [&](const char *name, std::string value) {
     properties.emplace_back(name, std::move(value));
@@ -96,10 +97,9 @@ Settings::Settings(const sink::Options &options)
   set("socket.nagle.disable", "true");
 
   // Nothing may stay under way for longer: an event, a request of it, an attempt to connect.
-  const long timeout = options.number("timeout", 30'000);
-  set_number("message.timeout.ms", timeout);
-  set_number("request.timeout.ms", std::min(timeout, 900'000L));
-  set_number("socket.timeout.ms", std::min(timeout, 300'000L));
+  set_number("message.timeout.ms", timeout.count());
+  set_number("request.timeout.ms", std::min(timeout.count(), 900'000L));
+  set_number("socket.timeout.ms", std::min(timeout.count(), 300'000L));
   set_number("socket.connection.setup.timeout.ms", std::max(1000L, options.number("connect_timeout", 5'000)));
   // A topic that was just made is not known to every broker at once.
   set_number("topic.metadata.propagation.max.ms", 2000);

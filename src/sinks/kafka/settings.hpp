@@ -24,6 +24,7 @@ struct Settings {
   size_t max_in_flight;
   size_t max_message_bytes;
   std::chrono::milliseconds connect_timeout;
+  std::chrono::milliseconds timeout;
   AddressFilter addresses;
   std::vector<std::pair<std::string, std::string>> properties;  // of the library, by its own names
 };
