@@ -18,7 +18,8 @@ from workers import let_look
 FIRST = "0.1.0"
 CURRENT = (TOP / "retrysafe.control").read_text().split("default_version = '")[1].split("'")[0]
 # Until there is a second version one is made up here. Requests look at the tables in an order of their own, so a script that
-# took its strong locks one by one would meet them in a deadlock. It takes all at once, or lets go of them.
+# took its strong locks one by one would meet them in a deadlock. It takes all at once, or lets go of them; and in the order
+# in which most requests and workers do, or it would have to let go nearly every time.
 NEXT = CURRENT if CURRENT != FIRST else "0.1.1"
 MADE_UP = """
 DO $$
@@ -26,7 +27,7 @@ BEGIN
   PERFORM pg_catalog.set_config('lock_timeout', '100ms', true);
   LOOP
     BEGIN
-      LOCK TABLE @extschema@.idem_records, @extschema@.outbox_log, @extschema@.outbox_batches, @extschema@.outbox_destinations;
+      LOCK TABLE @extschema@.idem_records, @extschema@.outbox_destinations, @extschema@.outbox_batches, @extschema@.outbox_log;
       EXIT;
     EXCEPTION WHEN lock_not_available OR deadlock_detected THEN -- requests go on, and we try again
     END;
