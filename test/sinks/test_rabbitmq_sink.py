@@ -655,6 +655,17 @@ def test_a_broker_that_closes_the_connection_over_one_message(broker):
         (FAILED_FINAL, "CONTENT_TOO_LARGE") if i == 3 else (DELIVERED, "") for i in range(10)]
 
 
+@pytest.mark.parametrize("what, close, channel", [
+    ("connection", spec.Connection.Close, 0), ("channel", spec.Channel.Close, 1)])
+def test_a_broker_that_closes_without_a_word(broker, what, close, channel):
+    def on_message(talk, message):
+        talk.send(close(311, "\x07 ", 60, 40), channel)
+
+    with ScriptedBroker(on_message) as script, scripted(script) as sink:
+        outcome, = sink.send(event(1))
+    assert (outcome.status, outcome.reason) == (FAILED_FINAL, f"the broker closed the {what}")
+
+
 def test_the_broker_asks_for_a_break(broker):
     taken = []
 

@@ -52,8 +52,10 @@ std::vector<std::string> split_hosts(std::string_view list) {
   }
 }
 
-std::string shown(const amqp_bytes_t &text) {
-  return printable(view(text), kShownTextBytes);
+// A broker may say nothing, or nothing that can be seen.
+std::string shown(const amqp_bytes_t &text, const char *otherwise) {
+  std::string seen = printable(view(text), kShownTextBytes);
+  return seen.empty() ? otherwise : seen;
 }
 
 bool has_word(std::string_view list, std::string_view word) {
@@ -280,17 +282,17 @@ void Session::take_from_connection(const Method &method) {
     case AMQP_CONNECTION_OPEN_OK_METHOD:
       return open_channel();
     case AMQP_CONNECTION_BLOCKED_METHOD:
-      return listener_.on_blocked(shown(method.as<amqp_connection_blocked_t>().reason));
+      return listener_.on_blocked(shown(method.as<amqp_connection_blocked_t>().reason, "no reason given"));
     case AMQP_CONNECTION_UNBLOCKED_METHOD:
       return listener_.on_unblocked();
     case AMQP_CONNECTION_CLOSE_METHOD: {
       const auto &close = method.as<amqp_connection_close_t>();
-      const Closure closure{close.reply_code, shown(close.reply_text)};
+      const Closure closure{close.reply_code, shown(close.reply_text, "the broker closed the connection")};
       amqp_connection_close_ok_t reply{};
       answer(0, AMQP_CONNECTION_CLOSE_OK_METHOD, &reply);
       write_out();
       if (has_been_ready_) closure_ = closure;
-      return fail(closure.text.empty() ? "the broker closed the connection" : closure.text);
+      return fail(closure.text);
     }
     default:
       throw ProtocolError("the broker sent something unexpected on the connection");
@@ -376,7 +378,7 @@ void Session::take_from_channel(const Method &method) {
     }
     case AMQP_BASIC_RETURN_METHOD: {
       const auto &given_back = method.as<amqp_basic_return_t>();
-      return_reason_ = shown(given_back.reply_text);
+      return_reason_ = shown(given_back.reply_text, "no reason given");
       return_awaits_header_ = true;
       return;
     }
@@ -389,12 +391,12 @@ void Session::take_from_channel(const Method &method) {
     }
     case AMQP_CHANNEL_CLOSE_METHOD: {
       const auto &close = method.as<amqp_channel_close_t>();
-      const Closure closure{close.reply_code, shown(close.reply_text)};
+      const Closure closure{close.reply_code, shown(close.reply_text, "the broker closed the channel")};
       amqp_channel_close_ok_t reply{};
       answer(kChannel, AMQP_CHANNEL_CLOSE_OK_METHOD, &reply);
       if (state_ != State::kReady) {
         write_out();
-        return fail(closure.text.empty() ? "the broker closed the channel" : closure.text);
+        return fail(closure.text);
       }
       deadline_ = Clock::now() + target_.connect_timeout;
       open_channel();
