@@ -694,6 +694,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_nack) {
     for (int32 i = 0; i < keys.count(); ++i) restore_head(d, handle.shard, keys.at(i));
     return count;
   });
+  // If a crash took this back, a repeated acknowledgement of the batch would settle the event as well.
+  ForceSyncCommit();
   PG_RETURN_INT64(parked);
 }
 

@@ -1,8 +1,10 @@
 """The pull API where events fail: outbox_nack, attempts, what waits behind a failed event, and the end of patience."""
+import signal
+
 import pytest
 
 import closing
-from conftest import eventually
+from conftest import cluster, eventually, kill, make_database, run
 from pull_client import NOT_IN_BATCH, Client, create, emit, expire, refused
 
 
@@ -35,6 +37,26 @@ def test_a_refused_event_is_safe_without_an_acknowledgement(db):
     assert other.fetch() == []
     assert db.sql("SELECT state, reason FROM outbox_parked") == [("retry", "refused")]
     assert db.value("SELECT total_parked FROM outbox_batches ORDER BY seq DESC LIMIT 1") == 1
+
+
+def test_a_refused_event_survives_an_acknowledgement_that_is_repeated_after_a_crash():
+    """Though the session waits for nothing, and the server writes WAL in the background only every ten seconds."""
+    with cluster("wal_writer_delay = 10s", "retrysafe.workers_per_database = 0", "autovacuum = off") as server:
+        db = make_database(server, "crash")
+        create(db)
+        emit(db, "a", "b")
+        client = Client(db)
+        assert client.fetch(lease="1 h") == ["a", "b"]
+        emit(db, "durable")  # so that what was handed out is
+        run(client.connection, "SET synchronous_commit = off")
+        client.nack("a")
+        kill(server.pid, signal.SIGQUIT)  # an immediate stop
+        db.close()
+        eventually(lambda: not (server.directory / "data/postmaster.pid").exists())
+        server.pg_ctl("start")
+        other = Client(db)
+        assert other.ack(batch=client.batch) == 1  # b
+        assert sorted(other.drain()) == ["a", "durable"]
 
 
 def test_later_events_of_the_key_wait(db):

@@ -21,7 +21,7 @@ class Puller(Player):
         self.db, self.destination, self.record = db, destination, record
         self.r = random.Random(f"{seed}/puller/{number}")
         self.mischief = 0.1
-        self.unanswered = None  # a batch that may or may not be acknowledged
+        self.unanswered = None  # a batch that may or may not be acknowledged, and what of it was given back
         self.lease, self.durably = LEASES[number % 2], DURABLY[number % 2]
 
     def play(self):
@@ -31,7 +31,7 @@ class Puller(Player):
                 connection = self.db.server.connect(self.db.name)
                 run(connection, f"SET synchronous_commit = {self.durably}")
                 if self.unanswered:
-                    self.acknowledge(connection, self.unanswered)
+                    self.acknowledge_again(connection, *self.unanswered)
                     self.counts["acknowledged again"] += 1
                 while not self.stop.is_set():
                     if not self.batch(connection):
@@ -47,10 +47,24 @@ class Puller(Player):
                 if connection is not None:
                     connection.close()
 
-    def acknowledge(self, connection, batch):
-        self.unanswered = batch
+    def acknowledge(self, connection, batch, given_back):
+        self.unanswered = batch, given_back
         run(connection, "SELECT retrysafe.outbox_ack(%s)", batch)
         self.unanswered = None
+
+    def acknowledge_again(self, connection, batch, given_back):
+        """A promotion may have lost what was given back."""
+        for event_id in given_back:
+            try:
+                self.give_back(connection, batch, event_id)
+            except psycopg2.Error as error:
+                if error.pgcode != "RS211":  # it was not lost
+                    raise
+        self.acknowledge(connection, batch, given_back)
+
+    @staticmethod
+    def give_back(connection, batch, event_id):
+        run(connection, "SELECT retrysafe.outbox_nack(%s, %s, 'no', '100 ms')", batch, event_id)
 
     def batch(self, connection):
         rows = run(connection, """SELECT batch, id, event_id::text, event_key, event_type, ordering_key, payload
@@ -58,16 +72,17 @@ class Puller(Player):
                    self.destination, self.r.choice((1, 10, 100, 500)), self.lease)
         if not rows:
             return False
-        given_back, last = set(), None
+        given_back, keys_given_back, last = [], set(), None
         for batch, position, event_id, key, event_type, ordering_key, payload in rows:
             choice = self.r.random() / self.mischief if self.mischief else 1
-            if ordering_key in given_back:
+            if ordering_key in keys_given_back:
                 continue
             if choice < 0.2:
                 self.counts["given back"] += 1
-                run(connection, "SELECT retrysafe.outbox_nack(%s, %s, 'no', '100 ms')", batch, event_id)
+                self.give_back(connection, batch, event_id)
+                given_back.append(event_id)
                 if ordering_key is not None:
-                    given_back.add(ordering_key)
+                    keys_given_back.add(ordering_key)
                 continue
             self.record.write(Arrival(event_id, key, event_type, ordering_key, payload.get("n"), digest(payload)))
             last = position
@@ -80,6 +95,6 @@ class Puller(Player):
                 self.counts["forgotten"] += 1
                 self.stop.wait(self.r.random() * 3)
                 return True
-        self.acknowledge(connection, rows[0][0])
+        self.acknowledge(connection, rows[0][0], given_back)
         self.counts["batches"] += 1
         return True
