@@ -427,13 +427,10 @@ def test_what_the_library_only_concludes_is_sent_again(mock, error):
 
 # -- a real broker that refuses --
 
-class Gate:
-    """Passes on what goes between clients and a broker. before_produce(number) is called before each produce request,
-    answered() tells how many of them have an answer."""
+class Listener:
+    """Serves, in a thread, until it is left."""
 
-    def __init__(self, port, target, before_produce, host="127.0.0.1"):
-        self._target, self._before_produce = target, before_produce
-        self._requests, self._answers = [], set()
+    def __init__(self, port=0, host="127.0.0.1"):
         self._server = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.port = self._server.getsockname()[1]
         threading.Thread(target=self._serve, daemon=True).start()
@@ -444,6 +441,16 @@ class Gate:
     def __exit__(self, *_):
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
+
+
+class Gate(Listener):
+    """Passes on what goes between clients and a broker. before_produce(number) is called before each produce request,
+    answered() tells how many of them have an answer."""
+
+    def __init__(self, port, target, before_produce, host="127.0.0.1"):
+        self._target, self._before_produce = target, before_produce
+        self._requests, self._answers = [], set()
+        super().__init__(port, host)
 
     def answered(self):
         return sum(number in self._answers for number in self._requests)
@@ -656,23 +663,14 @@ def test_a_broker_that_never_answers_is_unreachable():
             assert sink.send(event(1))[0].status == UNREACHABLE
 
 
-class Hashing:
+class Hashing(Listener):
     """A broker that wants a password to be hashed as often as the library lets it: a million times, which takes seconds."""
 
     APIS = [(18, 0, 0), (17, 0, 1), (36, 0, 0), (3, 0, 4), (0, 0, 7), (22, 0, 1)]
 
     def __init__(self):
         self.asked = threading.Event()
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
+        super().__init__()
 
     def _serve(self):
         with contextlib.suppress(OSError):
