@@ -20,6 +20,7 @@ import pytest
 
 pytest.register_assert_rewrite("closing", "brokers.contract")
 import closing  # noqa: E402
+from preload import sanitizer_stays_here  # noqa: E402, F401 (a fixture)
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 

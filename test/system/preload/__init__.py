@@ -3,7 +3,17 @@ import os
 import pathlib
 import subprocess
 
+import pytest
+
 SANITIZER = os.environ.get("RETRYSAFE_PRELOAD", "")  # what libraries and programs under test are built for, if they are
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sanitizer_stays_here():
+    """It is in this process by now, and not to be in brokers and compilers that this one starts. Not sooner: pytest's own
+    processes that tests run in need it as well."""
+    if SANITIZER:
+        os.environ.pop("LD_PRELOAD", None)
 
 
 def behind_sanitizer(environment):
