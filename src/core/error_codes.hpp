@@ -37,6 +37,7 @@ inline constexpr ErrorCode kInvalidHeaders{"RS105"};       // headers not an obj
 inline constexpr ErrorCode kInvalidOrderingKey{"RS106"};   // ordering key empty or too long
 inline constexpr ErrorCode kInvalidDeliverAfter{"RS107"};  // delivery time not finite
 inline constexpr ErrorCode kPositionsOutOfOrder{"RS108"};  // the log's sequence was altered
+inline constexpr ErrorCode kRowRefused{"RS109"};           // a trigger or rule stands before our table
 
 // Destinations and the engine
 inline constexpr ErrorCode kUnknownDestination{"RS201"};

@@ -148,7 +148,8 @@ void save_record(const Claim &claim, TimestampTz completed_at, TimestampTz expir
   if (!saved)
     pg::raise_serialization_failure(
         "could not serialize access: the idempotency key was completed by another transaction meanwhile",
-        "Retry the transaction.");
+        "Retry the transaction. If that never helps, look for a trigger on table idem_records that returns "
+        "null.");
 }
 
 bool remove_record(const Key &key) {

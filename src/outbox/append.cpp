@@ -76,8 +76,8 @@ bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
 }
 
 [[noreturn]] void raise_refused() {
-  elog(ERROR, "retrysafe: the log does not take the event, perhaps because of a trigger");
-  pg_unreachable();
+  pg::raise(kRowRefused, "Look for a trigger on table outbox_log or its pieces that returns null.",
+            "the log does not take the event");
 }
 
 void forget() noexcept {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/error_codes.hpp"
+#include "pg/error.hpp"
 #include "pg/statement.hpp"
 
 #include "pg/server.hpp"
@@ -37,12 +39,13 @@ struct Arguments {
 };
 
 // No plan is kept: it is rarely needed, and then for a while.
-uint64 execute(const char *sql, const Arguments &arguments, int expected) {
+uint64 execute(Relation table, const char *sql, const Arguments &arguments, int expected) {
   return spi([&] {
     const int result = SPI_execute_with_args(sql, arguments.count, arguments.types, arguments.values,
                                              arguments.nulls, false, 0);
     if (result != expected)
-      elog(ERROR, "retrysafe: cannot execute \"%s\": %s", sql, SPI_result_code_string(result));
+      raise(kRowRefused, "Look for a rule on the table.", "table \"%s\" does not take the statement: %s",
+            RelationGetRelationName(table), SPI_result_code_string(result));
     return SPI_processed;
   });
 }
@@ -90,13 +93,13 @@ bool insert_by_statement(Relation table, const NewRow &row, Oid unique_index) {
       psprintf("INSERT INTO %s (%s) VALUES (%s)", quoted_name(table), columns.data, numbers.data);
   if (OidIsValid(unique_index))
     sql = psprintf("%s ON CONFLICT %s DO NOTHING", sql, conflict_target(table, unique_index));
-  return execute(sql, {count, types, values, nulls}, SPI_OK_INSERT) == 1;
+  return execute(table, sql, {count, types, values, nulls}, SPI_OK_INSERT) == 1;
 }
 
 void delete_by_statement(Relation table, ItemPointer tid) {
   Oid type = TIDOID;
   Datum value = PointerGetDatum(tid);
-  (void)execute(psprintf("DELETE FROM ONLY %s WHERE ctid = $1", quoted_name(table)),
+  (void)execute(table, psprintf("DELETE FROM ONLY %s WHERE ctid = $1", quoted_name(table)),
                 {1, &type, &value, nullptr}, SPI_OK_DELETE);
 }
 

@@ -207,15 +207,16 @@ def test_triggers_of_an_administrator(db):
         settle(db)
 
 
-def test_a_trigger_that_lets_no_event_pass(db):
+@pytest.mark.parametrize("when, rule", [("BEFORE", ""), ("AFTER", "CREATE RULE refuse AS ON INSERT TO outbox_log_1 DO INSTEAD NOTHING")])
+def test_a_trigger_or_rule_that_lets_no_event_pass(db, when, rule):
     db.sql("CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
-    db.sql("CREATE TRIGGER refuse BEFORE INSERT ON outbox_log_1 FOR EACH ROW EXECUTE FUNCTION public.refuse()")
+    db.sql(f"CREATE TRIGGER refuse {when} INSERT ON outbox_log_1 FOR EACH ROW EXECUTE FUNCTION public.refuse(); {rule}")
     session = begin(db)
     run(session, "SET statement_timeout = '10s'")
-    assert sqlstate_of(emit, session, "a") == "XX000"
+    assert sqlstate_of(emit, session, "a") == "RS109"
     session.rollback()
     numbered = "SELECT idem_begin('k', 'h'), outbox_emit('k', NULL, 't', '{}')"
-    assert sqlstate_of(run, session, numbered) == "XX000"
+    assert sqlstate_of(run, session, numbered) == "RS109"
     session.rollback()
     db.sql("DROP TRIGGER refuse ON outbox_log_1")
     assert emit(session, "a") > 1

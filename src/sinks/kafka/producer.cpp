@@ -2,6 +2,7 @@
 
 #include <openssl/crypto.h>
 #include <pthread.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <chrono>
@@ -148,6 +149,9 @@ void Producer::end(Producer *producer) noexcept {
 }
 
 void Producer::end_all(int exit_code, void *) noexcept {
+  sigset_t all_signals;
+  sigfillset(&all_signals);
+  pthread_sigmask(SIG_BLOCK, &all_signals, nullptr);  // for the threads that leave() starts
   for (;;) {
     std::unique_lock lock(all().mutex);
     if (all().living.empty()) break;
