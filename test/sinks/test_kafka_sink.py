@@ -769,7 +769,7 @@ def test_a_broker_that_keeps_the_library_busy(mock, tmp_path):
 import ctypes, sys
 sys.path[:0] = {sys.path!r}
 from sink import DELIVERED, UNREACHABLE, Sink, event
-sink = Sink("kafka", {{"brokers": {mock.brokers!r}, "topic": {TOPIC!r}, "timeout": 1000}})
+sink = Sink("kafka", {{"brokers": {mock.brokers!r}, "topic": {TOPIC!r}, "timeout": 4000}})
 assert sink.send(event(0))[0].status == DELIVERED
 ctypes.c_int.in_dll(ctypes.CDLL({str(library)!r}), "busy").value = 1
 outcome, = sink.send(event(1), within=30)
