@@ -13,6 +13,7 @@
 #include "outbox/snapshot.hpp"
 #include "outbox/status.hpp"
 #include "pg/boundary.hpp"
+#include "pg/interval.hpp"
 #include "pg/secret_arguments.hpp"
 #include "pg/statement.hpp"
 #include "pg/text.hpp"
@@ -24,8 +25,6 @@ namespace retrysafe::outbox {
 namespace {
 
 constexpr int64 kMillisecond = 1000;
-constexpr int64 kSecond = 1000 * kMillisecond;
-constexpr int64 kDay = 24 * 3600 * kSecond;
 
 // A row of outbox_destinations as far as operators set it.
 struct Definition {
@@ -67,17 +66,10 @@ void overlay(FunctionCallInfo fcinfo, int first, Definition *d) {
   if (given(9)) d->workers = PG_GETARG_BOOL(first + 9) ? 1 : 0;
 }
 
-int64 microseconds(const Interval *interval) {
-  // Days and months only up to a bound that nothing here reaches, so that the sum cannot overflow.
-  if (interval->month != 0 || interval->day < -1000 || interval->day > 1000) return PG_INT64_MAX;
-  if (interval->time > 1000 * kDay || interval->time < -1000 * kDay) return PG_INT64_MAX;
-  return interval->time + interval->day * kDay;
-}
-
 // Also refuses what create was given as null.
 void check_interval(const char *what, const Interval *interval, int64 min, int64 max, const char *range) {
   if (!interval) pg::raise(kInvalidParameter, nullptr, "%s must not be null", what);
-  const int64 us = microseconds(interval);
+  const int64 us = pg::interval_us(*interval);
   if (us < min || us > max) pg::raise(kInvalidParameter, range, "%s is out of range", what);
 }
 
@@ -118,10 +110,11 @@ void check_policies(Definition *d) {
   check_event_types(d);
   check_number("shards", d->shards, 1, 256);
   check_number("max_attempts", d->max_attempts, 1, 1000000);
-  check_interval("backoff", d->backoff, kMillisecond, kDay, "It must be from 1 millisecond to 1 day.");
-  check_interval("backoff_max", d->backoff_max, kMillisecond, 30 * kDay,
+  check_interval("backoff", d->backoff, kMillisecond, USECS_PER_DAY,
+                 "It must be from 1 millisecond to 1 day.");
+  check_interval("backoff_max", d->backoff_max, kMillisecond, 30 * USECS_PER_DAY,
                  "It must be from backoff to 30 days.");
-  if (microseconds(d->backoff_max) < microseconds(d->backoff))
+  if (pg::interval_us(*d->backoff_max) < pg::interval_us(*d->backoff))
     pg::raise(kInvalidParameter, "It must be from backoff to 30 days.", "backoff_max is below backoff");
   if (!d->on_exhausted ||
       (strcmp(d->on_exhausted, "dead_letter") != 0 && strcmp(d->on_exhausted, "block") != 0))

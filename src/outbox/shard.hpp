@@ -9,7 +9,7 @@
 
 namespace retrysafe::outbox {
 
-constexpr int64 kLongestLeaseUs = int64{24} * 3600 * 1'000'000;
+constexpr int64 kLongestLeaseUs = USECS_PER_DAY;
 
 struct ShardKey {
   int32 destination;

@@ -1,0 +1,145 @@
+#include "outbox/handed_out.hpp"
+
+#include <algorithm>
+
+#include "outbox/cursor.hpp"
+#include "outbox/destinations.hpp"
+#include "outbox/parked.hpp"
+#include "outbox/snapshot.hpp"
+#include "outbox/window.hpp"
+#include "pg/error.hpp"
+
+#include "pg/server.hpp"
+
+namespace retrysafe::outbox {
+
+namespace {
+
+Claim claim_of(const BatchHandle &handle) {
+  return {handle.destination, handle.shard, handle.token, 0};
+}
+
+// The events of the log part that were parked since, among those that are not recorded yet.
+int32 parked_in(const Range &range, int64 after, int64 up_to) {
+  return static_cast<int32>(std::count_if(range.parked, range.parked + range.parked_count,
+                                          [&](const Event &e) { return e.id > after && e.id <= up_to; }));
+}
+
+// The log part: the same stretch of the same window, read again. Its events must be the ones that were handed
+// out; the event types of a destination may have been changed since.
+void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &log, HandedOut *out) {
+  Batch &batch = out->batch;
+  const bool same_window = cursor.window_no == handle.window_no;
+  batch.window_no = cursor.window_no;
+  batch.from = batch.to = cursor.position;
+  if (cursor.window_no > handle.window_no || (same_window && cursor.position >= handle.to)) return;
+  OpenWindow open;
+  const bool known = load_open_window(handle.destination, handle.shard, handle.window_no, &open);
+  if (!known && handle.window_no == cursor.window_no + 1)
+    pg::raise(kStaleBatch, "Fetch again: its events come again.",
+              "the batch was lost when the server crashed, since its session does not wait for commits");
+  if (!known || (same_window && cursor.position < handle.from) || handle.to > open.window.now->ceiling)
+    pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.",
+              "invalid batch");
+  open.position = handle.from;
+  const Limits limits{PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX, false, false};
+  Range &range = out->range;
+  range = read_range(*out->destination, handle.shard, open, handle.to, log, limits);
+  if (range.check != handle.check)
+    pg::raise(kStaleBatch, "Fetch again: its events come again.",
+              "the events of the batch changed with its destination since it was fetched");
+  batch.window_no = handle.window_no;
+  batch.from = same_window ? cursor.position : handle.from;
+  batch.to = handle.to;
+  batch.already_parked = parked_in(range, batch.from, batch.to);
+  batch.events = static_cast<Event *>(
+      repalloc(batch.events, sizeof(Event) * static_cast<Size>(batch.event_count + range.count + 1)));
+  for (int32 i = 0; i < range.count; ++i)
+    if (range.events[i].id > batch.from) batch.events[batch.event_count++] = range.events[i];
+}
+
+// Parked events: those that did not fail again and were not given back meanwhile.
+void find_parked_part(const BatchHandle &handle, const Uuid &log, HandedOut *out) {
+  Batch &batch = out->batch;
+  batch.events = static_cast<Event *>(palloc(sizeof(Event) * static_cast<Size>(handle.parked_count + 1)));
+  for (int i = 0; i < handle.parked_count; ++i) {
+    Event event;
+    if (read_waiting(handle.destination, handle.shard, log, handle.parked[i].id, &event) &&
+        event.turn == handle.parked[i].turn)
+      batch.events[batch.event_count++] = event;
+  }
+}
+
+}  // namespace
+
+void lock_handed_out(const BatchHandle &handle, HandedOut *out) {
+  const Claim claim = claim_of(handle);
+  if (!lock_shard(handle.destination, handle.shard, true, &out->row) ||
+      !is_valid(out->row, claim, GetCurrentTimestamp()))
+    raise_stale(claim);
+}
+
+void find_handed_out(const BatchHandle &handle, HandedOut *out) {
+  const Claim claim = claim_of(handle);
+  lock_handed_out(handle, out);
+  out->destination = load_destination(handle.destination);
+  Era era;
+  if (!out->destination || !current_era(&era)) raise_stale(claim);
+  const Cursor cursor = load_cursor(handle.destination, handle.shard);
+  out->batch = Batch{};
+  out->range = Range{};
+  out->batch.claim = claim;
+  out->batch.seq = cursor.seq;
+  find_parked_part(handle, era.log, out);
+  find_log_part(handle, cursor, era.log, out);
+}
+
+bool cut_behind(const BatchHandle &handle, int64 up_to, HandedOut *out) {
+  Batch *batch = &out->batch;
+  const ParkedItem *const end = handle.parked + handle.parked_count;
+  const bool is_parked =
+      std::any_of(handle.parked, end, [&](const ParkedItem &item) { return item.id == up_to; });
+  const auto drop_behind = [&](auto keep) {
+    Event *kept = std::remove_if(batch->events, batch->events + batch->event_count,
+                                 [&](const Event &event) { return !keep(event); });
+    batch->event_count = static_cast<int32>(kept - batch->events);
+  };
+  if (is_parked) {
+    // The parked ones come first: nothing of the log is acknowledged.
+    batch->to = batch->from;
+    batch->already_parked = 0;
+    drop_behind([&](const Event &event) {
+      if (!event.parked) return false;
+      for (const ParkedItem *item = handle.parked; item != end; ++item) {
+        if (item->id == event.id) return true;
+        if (item->id == up_to) return false;
+      }
+      return false;
+    });
+    return batch->event_count > 0;
+  }
+  if (up_to > handle.from && up_to <= batch->from) {
+    drop_behind([](const Event &event) { return event.parked; });
+    batch->to = batch->from;
+    batch->already_parked = 0;
+    return batch->event_count > 0;
+  }
+  bool in_batch = std::any_of(batch->events, batch->events + batch->event_count,
+                              [&](const Event &event) { return event.id == up_to; });
+  in_batch = in_batch || parked_in(out->range, up_to - 1, up_to) == 1;
+  if (!in_batch)
+    pg::raise(kEventNotInBatch, "Pass the id of an event that outbox_fetch returned with this batch.",
+              "event " INT64_FORMAT " is not in the batch", up_to);
+  batch->to = up_to;
+  batch->already_parked = parked_in(out->range, batch->from, up_to);
+  drop_behind([&](const Event &event) { return event.parked || event.id <= up_to; });
+  return true;
+}
+
+bool comes_twice(const HandedOut &out, const pg_uuid_t &id) {
+  const Range &range = out.range;
+  return std::count_if(range.parked, range.parked + range.parked_count,
+                       [&](const Event &event) { return compare_ids(event.event_id, id) == 0; }) > 1;
+}
+
+}  // namespace retrysafe::outbox
