@@ -22,10 +22,8 @@ char *with_schema(const char *sql) {
 }  // namespace
 
 void Statement::prepare() {
-  if (plan_) {
-    SPI_freeplan(plan_);
-    plan_ = nullptr;
-  }
+  if (plan_ && running_ == 0) SPI_freeplan(plan_);
+  plan_ = nullptr;
   SPIPlanPtr plan = SPI_prepare(with_schema(sql_), type_count_, types_);
   if (!plan) elog(ERROR, "retrysafe: cannot prepare \"%s\": %s", sql_, SPI_result_code_string(SPI_result));
   SPI_keepplan(plan);
@@ -43,7 +41,13 @@ uint64 Statement::run(std::initializer_list<Parameter> parameters, long limit) {
     nulls[count++] = p.null ? 'n' : ' ';
   }
   Assert(count == type_count_);
-  const int result = SPI_execute_plan(plan_, values, nulls, false, limit);
+  int result;
+  ++running_;
+  PG_TRY();
+  result = SPI_execute_plan(plan_, values, nulls, false, limit);
+  PG_FINALLY();
+  --running_;
+  PG_END_TRY();
   if (result < 0) elog(ERROR, "retrysafe: cannot execute \"%s\": %s", sql_, SPI_result_code_string(result));
   return SPI_processed;
 }

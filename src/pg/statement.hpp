@@ -61,6 +61,7 @@ class Statement {
   Oid types_[kMaxParameters]{};
   int type_count_ = 0;
   SPIPlanPtr plan_ = nullptr;
+  int running_ = 0;  // it may run inside of itself, by a trigger on our tables; then no plan is freed
   uint64 generation_ = 0;
 };
 

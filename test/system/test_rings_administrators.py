@@ -222,6 +222,20 @@ def test_a_trigger_or_rule_that_lets_no_event_pass(db, when, rule):
     assert emit(session, "a") > 1
 
 
+def test_a_trigger_that_changes_a_table_and_calls_again(db):
+    """Statements are planned anew then, while the one that fired the trigger still runs."""
+    db.sql("""CREATE FUNCTION public.again() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+                IF NEW.name ~ '^outer' THEN
+                  ALTER TABLE retrysafe.idem_records_1 SET (fillfactor = 90);
+                  PERFORM retrysafe.outbox_create_destination('inner-' || NEW.name, 'pull');
+                  FOR i IN 1..20 LOOP EXECUTE format('SELECT %s, repeat(''y'', 300)', i); END LOOP;
+                END IF;
+                RETURN NULL; END$$""")
+    db.sql("CREATE TRIGGER again AFTER INSERT ON outbox_destinations FOR EACH ROW EXECUTE FUNCTION public.again()")
+    db.sql("SELECT outbox_create_destination('outer' || i, 'pull') FROM generate_series(1, 50) AS i")
+    assert db.value("SELECT count(*) FROM outbox_destinations") == 100
+
+
 @pytest.mark.parametrize("deed", ["VACUUM FULL outbox_log_1", "VACUUM (TRUNCATE) outbox_log_1", "TRUNCATE outbox_log_2", "ANALYZE outbox_log_1",
                                   "CLUSTER outbox_log_1 USING outbox_log_pkey_1", "REINDEX TABLE outbox_log_1",
                                   "REINDEX TABLE CONCURRENTLY outbox_log_1", "TRUNCATE outbox_log",
