@@ -1,7 +1,8 @@
 """Odd payloads, odd keys and far sides that answer with rubbish (case 22), the same for every kind of destination.
 
-One table of values, and one place for each kind where everything ends up that the kind carries of an event. What is
-emitted is refused at once, with an error that the reference lists, or arrives bit for bit.
+One table of values (odd_values.py), and one place for each kind where everything ends up that the kind carries of an event.
+What is emitted is refused at once, with an error that the reference lists, or arrives bit for bit. Kinds that are brokers get
+the same values from brokers/contract.py.
 """
 import collections
 import contextlib
@@ -9,7 +10,7 @@ import json
 import socket
 import threading
 from dataclasses import dataclass, field
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import psycopg2
 import pytest
@@ -17,81 +18,8 @@ import pytest
 import closing
 from conftest import TOP, eventually, make_database, run
 from null_destination import worker_pids
+from odd_values import ACCEPTED, VALUES, Value, emit
 from receiver import Answer, Raw, Receiver
-
-TYPE = "odd %_*?\\ \"type\" é 😀"
-HEADERS = {"h-1": "é 😀 %41 \"'\\", "empty": ""}
-
-
-@dataclass
-class Value:
-    """An event to emit. `stored` is the payload's text once it is jsonb, where it differs from what is written here;
-    `error` the SQLSTATE with which the emit is refused."""
-    about: str
-    key: str = None
-    payload: str = "{}"
-    stored: str = None
-    error: str = None
-
-    def __post_init__(self):
-        # One that must not be delivered would show up under its key.
-        self.key = self.about if self.key is None else self.key
-        self.stored = self.payload if self.stored is None else self.stored
-
-
-VALUES = [
-    # -- payloads --
-    Value("empty object", payload="{}"),
-    Value("SQL null", payload=None),
-    Value("JSON null", payload="null"),
-    Value("null in an object", payload='{"payload": null}'),
-    Value("four-byte emoji", payload='{"😀": "😀 👩\u200d👩"}'),
-    Value("escaped emoji", payload='"\\ud83d\\ude00"', stored='"😀"'),
-    Value("first and last of four bytes", payload='"\U00010000\U0010ffff"'),
-    Value("controls", payload='"\\u0001\\b\\t\\n\\f\\r\\u001b[31m\\u001f\x7f\x85"'),
-    Value("text that looks like an escape", payload='"\\\\u0000 \\\\ud83d"'),
-    Value("line separators, a byte order mark and no characters", payload='"\u2028\u2029\ufeff\ufffe\uffff"'),
-    Value("composed and decomposed", payload='["\u00e9", "e\u0301"]'),
-    Value("numbers", payload='[1.50, 9007199254740993, -0.0, 1e3, 0.1e-5]',
-          stored='[1.50, 9007199254740993, 0.0, 1000, 0.000001]'),
-    Value("small ones", payload='[0, false, "", [], {}]'),
-    Value("zero", payload="0"), Value("false", payload="false"), Value("empty text", payload='""'),
-    Value("keys of an object", payload='{"": 1, "\\"": 2, "\\\\": 3, "\\r\\n": 4}'),
-    Value("quotes, markup and a statement", payload='"\'\\"</script>\'; DROP TABLE x; --"'),
-    Value("an envelope", payload='{"id": "1", "data": {"data": null}, "payload": {}, "specversion": "0"}'),
-    Value("more than one read", payload=json.dumps(["é😀" * 50_000], ensure_ascii=False)),
-    Value("escaped U+0000", payload='"\\u0000"', error="22P05"),
-    Value("escaped U+0000 in a name", payload='{"a\\u0000": 1}', error="22P05"),
-    Value("lone high surrogate", payload='"\\ud83d"', error="22P02"),
-    Value("lone high surrogate before text", payload='"\\ud83dx"', error="22P02"),
-    Value("lone low surrogate", payload='["\\ude00"]', error="22P02"),
-    Value("lone low surrogate in a name", payload='{"\\ude00": 1}', error="22P02"),
-    Value("surrogates in the wrong order", payload='"\\ude00\\ud83d"', error="22P02"),
-    Value("two high surrogates", payload='"\\ud83d\\ud83d"', error="22P02"),
-    Value("no payload at all", payload="", error="22P02"),
-    # -- event keys --
-    Value("no bytes", "", error="RS101"),
-    Value("one byte", "k"),
-    Value("what numbered events have", "k~1", error="RS101"), Value("the mark alone", "k~"), Value("digits alone", "1"),
-    Value("another case", "K"),
-    Value("blank behind", "k "), Value("blank before", " k"), Value("blank", " "),
-    Value("255 bytes", "x" * 255),
-    Value("256 bytes", "x" * 256, error="RS101"),
-    Value("255 bytes in 128 characters", "é" * 127 + "x"),
-    Value("256 bytes in 128 characters", "é" * 128, error="RS101"),
-    Value("255 bytes that end in an emoji", "x" * 251 + "😀"),
-    Value("256 bytes that end in an emoji", "x" * 252 + "😀", error="RS101"),
-    Value("a second header", "a\r\nX-Evil: 1"), Value("an end of the head", "\r\n\r\nHTTP/1.1 200 OK\r\n\r\n"),
-    Value("line ends", "\n"), Value("quotes", "'\"`$$"), Value("two quotes", "''"), Value("parameter", "$1 %s :x"),
-    Value("per cent", "%"), Value("underscore", "_"), Value("asterisk", "*"), Value("backslash", "\\"),
-    Value("all of them", "%_*?\\[a-z]"), Value("encoded", "%0d%0a%00%25"), Value("statement", "'; DROP TABLE x; --"),
-    Value("emoji", "😀"), Value("composed", "\u00e9"), Value("decomposed", "e\u0301"),
-    Value("right to left", "\u202eabc"),
-    Value("control characters", "\x01\x1b[31m\x7f\x85"), Value("another script", "ключ"), Value("null", "null"),
-]
-ACCEPTED = {value.key: value for value in VALUES if value.error is None}
-assert len({value.key for value in VALUES}) == len(VALUES)
-
 
 @dataclass
 class Arrived:
@@ -166,8 +94,8 @@ class Http(Kind):
 
     def attributes(self, value):
         event = self.event(value.key)
-        return {"specversion": "1.0", "id": event["id"], "source": event["source"], "type": TYPE, "time": event["time"],
-                "partitionkey": value.key, "eventkey": value.key, "scope": value.key, "h1": HEADERS["h-1"], "empty": ""}
+        return {"specversion": "1.0", "id": event["id"], "source": event["source"], "type": value.type,
+                "time": event["time"], "partitionkey": value.key, "eventkey": value.key, "scope": value.key, **value.extensions()}
 
     def headers(self, request):
         """All of them, but those whose value is the clock's and the client's own business."""
@@ -189,7 +117,7 @@ class HttpBinary(Http):
     def arrived(self):
         for request in self.receiver.requests:
             headers = self.headers(request)
-            key = next((value.key for value in VALUES if encoded(value.key) == headers["ce-eventkey"]), None)
+            key = unquote(headers["ce-eventkey"])
             has_payload = "content-type" in headers
             assert has_payload or request.body == b""
             yield Arrived(request.id, key, request.body.decode() if has_payload else None, headers)
@@ -217,8 +145,8 @@ class HttpStructured(Http):
 def handler_object(kind, value):
     """What functions get, but for the payload."""
     event = kind.event(value.key)
-    return {"id": event["id"], "type": TYPE, "key": value.key, "scope": value.key, "ordering_key": value.key,
-            "headers": HEADERS, "created_at": event["time"], "attempt": 1}
+    return {"id": event["id"], "type": value.type, "key": value.key, "scope": value.key, "ordering_key": value.key,
+            "headers": value.headers, "created_at": event["time"], "attempt": 1}
 
 
 HANDLER = """CREATE TABLE public.effects (event jsonb);
@@ -248,7 +176,7 @@ class Postgres(Kind):
     def expected(self, value):
         event = self.event(value.key)
         return {"function": handler_object(self, value),
-                "row": (event["id"], TYPE, event["source"], value.key, value.key, value.stored, HEADERS, event["time"])}
+                "row": (event["id"], value.type, event["source"], value.key, value.key, value.stored, value.headers, event["time"])}
 
     def arrived(self):
         with contextlib.closing(self.far.connect()) as session:
@@ -286,8 +214,8 @@ class Pull(Kind):
 
     def expected(self, value):
         event = self.event(value.key)
-        return {"event_id": event["id"], "attempt": 1, "event_type": TYPE, "scope": value.key,
-                "ordering_key": value.key, "idempotency_key": None, "headers": HEADERS, "created_at": event["time"]}
+        return {"event_id": event["id"], "attempt": 1, "event_type": value.type, "scope": value.key,
+                "ordering_key": value.key, "idempotency_key": None, "headers": value.headers, "created_at": event["time"]}
 
     def arrived(self):
         """Fetches what is there, too."""
@@ -317,13 +245,6 @@ def kind(request, db):
     if request.param != "pull":
         db.sql("SELECT outbox_drop_destination('d')")
     one.close()
-
-
-def emit(db, value):
-    """The key of an accepted value is also the ordering key and the scope."""
-    same = value.key if value.error is None else None
-    return db.value("SELECT outbox_emit(NULL, %s, %s, %s, %s, %s, scope => %s)", value.key, TYPE, value.payload, same,
-                    json.dumps(HEADERS, ensure_ascii=False), same or "")
 
 
 def documented_codes():
@@ -368,11 +289,10 @@ def test_a_value_is_refused_or_arrives_bit_for_bit(kind):
 @pytest.mark.parametrize("db_options, letter", [
     pytest.param(f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0", letter, id=encoding)
     for encoding, letter in (("LATIN1", "é"), ("EUC_JP", "あ"), ("SQL_ASCII", "é😀"))])
-def test_what_a_database_in_another_encoding_holds_arrives_in_utf8(kind, letter, monkeypatch):
-    db, value = kind.db, Value(f"key {letter}", payload=f'{{"{letter}": "{letter}"}}')
+def test_what_a_database_in_another_encoding_holds_arrives_in_utf8(kind, letter):
+    db = kind.db
+    value = Value(f"key {letter}", payload=f'{{"{letter}": "{letter}"}}', type=f"type {letter}", headers={"h-1": letter})
     db.sql(f"ALTER DATABASE {db.name} SET client_encoding = 'UTF8'")
-    for name, content in {"TYPE": f"type {letter}", "HEADERS": {"h-1": letter, "empty": ""}, "VALUES": [value]}.items():
-        monkeypatch.setitem(globals(), name, content)
     emit(db, value)
     (a,) = eventually(lambda: list(kind.arrived()))
     assert (a.key, a.payload, a.fields) == (value.key, value.stored, kind.expected(value))

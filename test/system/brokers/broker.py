@@ -7,9 +7,20 @@ from dataclasses import dataclass
 class Message:
     """As an independent client read it."""
     id: str
+    event_key: str
+    scope: str
     ordering_key: str | None
     type: str
-    payload: str | None  # JSON text
+    payload: str | None  # JSON text; none for an SQL null
+    headers: dict  # those of the event, under the names that CloudEvents allows
+
+    @classmethod
+    def of(cls, attributes, payload):
+        """`attributes`: of CloudEvents, decoded where the protocol's binding encodes them."""
+        headers = dict(attributes)
+        assert headers.pop("specversion") == "1.0" and headers.pop("source") and headers.pop("time")
+        return cls(headers.pop("id"), headers.pop("eventkey"), headers.pop("scope", ""), headers.pop("partitionkey", None),
+                   headers.pop("type"), payload, headers)
 
 
 class Broker(abc.ABC):
@@ -41,6 +52,10 @@ class Broker(abc.ABC):
     @abc.abstractmethod
     def options(self) -> dict:
         """Of a good destination."""
+
+    def options_for_any_type(self) -> dict:
+        """Of one that takes events of every type, however odd."""
+        return self.options()
 
     @abc.abstractmethod
     def wrong_credentials(self) -> dict:

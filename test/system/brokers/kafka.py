@@ -258,7 +258,7 @@ class Kafka(Broker):
         return 2_000_000
 
     def read(self):
-        return [Message(m.headers["ce_id"], m.key, m.headers["ce_type"], m.value) for m in self.messages()]
+        return [as_event(m) for m in self.messages()]
 
     def messages(self, topic=TOPIC):
         return read_messages(self.brokers, topic)
@@ -269,6 +269,13 @@ class KafkaMessage:
         self.partition, self.offset, self.key, self.value = line["partition"], line["offset"], line["key"], line["payload"]
         names_and_values = line.get("headers", [])
         self.headers = dict(zip(names_and_values[::2], names_and_values[1::2]))
+
+
+def as_event(message):
+    attributes = {name.removeprefix("ce_"): value for name, value in message.headers.items() if name.startswith("ce_")}
+    assert message.headers["event-id"] == attributes["id"] and message.key == attributes.get("partitionkey")
+    assert message.headers.get("content-type") == (None if message.value is None else "application/json")
+    return Message.of(attributes, message.value)
 
 
 def read_messages(brokers, topic):

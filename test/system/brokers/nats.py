@@ -19,7 +19,8 @@ from brokers.broker import Broker, Message
 from brokers.ports import free_port
 
 SERVER = "/usr/sbin/nats-server"
-MAX_PAYLOAD = 256 * 1024
+MAX_PAYLOAD = 512 * 1024
+ONE_FOR_ALL = "events.of-any-type"  # the subject of options_for_any_type
 
 
 class Error(Exception):
@@ -232,6 +233,10 @@ class Nats(Broker):
         return {"servers": f"127.0.0.1:{self._server.port}", "subject": "events.{type}", "user": "courier",
                 "password": self.PASSWORD}
 
+    def options_for_any_type(self):
+        """A type with blanks and wildcards is no part of a subject."""
+        return self.options() | {"subject": ONE_FOR_ALL}
+
     def wrong_credentials(self):
         return self.options() | {"password": "hunter2"}
 
@@ -248,8 +253,8 @@ class Nats(Broker):
 
 def as_event(message):
     headers = message.headers
-    key = headers.get("ce-partitionkey")
-    assert headers["Nats-Msg-Id"] == headers["ce-id"]
-    assert message.subject.endswith(unquote(headers["ce-type"]))
-    return Message(headers["ce-id"], None if key is None else unquote(key), unquote(headers["ce-type"]),
-                   message.data.decode() if "Content-Type" in headers else None)
+    attributes = {name.removeprefix("ce-"): unquote(value, errors="strict")
+                  for name, value in headers.items() if name.startswith("ce-")}
+    assert headers["Nats-Msg-Id"] == attributes["id"]
+    assert message.subject == ONE_FOR_ALL or message.subject.endswith(attributes["type"])
+    return Message.of(attributes, message.data.decode() if "Content-Type" in headers else None)

@@ -19,6 +19,7 @@ logging.getLogger("pika").setLevel(logging.CRITICAL)  # failures are raised as w
 
 EXCHANGE, QUEUE = "events", "everything"
 MAX_MESSAGE_BYTES = 1_000_000
+PREFIX = "cloudEvents:"  # of a header that is an attribute
 
 # Erlang's name server would outlive the broker. Here both end when this script's standard input does: with the test,
 # however that ends.
@@ -151,8 +152,7 @@ class RabbitMQ(Broker):
 
     def read(self):
         for _, properties, body in self.drain():
-            headers = properties.headers
-            self._messages.append(Message(properties.message_id, headers.get("cloudEvents:partitionkey"),
-                                          headers["cloudEvents:type"],
-                                          body.decode() if properties.content_type else None))
+            attributes = {name.removeprefix(PREFIX): value for name, value in properties.headers.items() if name.startswith(PREFIX)}
+            assert properties.message_id == attributes["id"] and properties.type == attributes["type"]
+            self._messages.append(Message.of(attributes, body.decode() if properties.content_type else None))
         return list(self._messages)

@@ -78,7 +78,13 @@ class Redis(Broker):
               out[#out + 1] = cjson.encode(fields)
             end
             return out""", "1", stream)
-        return [json.loads(line) for line in text.splitlines() if line]
+        return [json.loads(line) for line in text.split("\n") if line]  # JSON may hold what else ends a line
 
     def read(self):
-        return [Message(e["id"], e.get("partitionkey"), e["type"], e.get("data")) for e in self.entries()]
+        return [as_event(entry) for entry in self.entries()]
+
+
+def as_event(entry):
+    payload = entry.pop("data", None)
+    assert entry.pop("datacontenttype", None) == (None if payload is None else "application/json")
+    return Message.of(entry, payload)
