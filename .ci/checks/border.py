@@ -17,6 +17,7 @@ RULES = [  # pattern, folders where it may stand, what to do instead
     (r"\b(std::j?thread|std::async|pthread_create)\b", ["src/sinks/"], "only sinks may have threads"),
     (r"\b(sleep|usleep|nanosleep|pg_usleep|sleep_for|sleep_until)\s*\(", [], "wait with WaitLatch or poll"),
     (r"\b(fork|vfork|system|popen|execv[pe]*|execl[pe]*)\s*\(", [], "no processes from a server process"),
+    (r"\b(Async_Notify|NOTIFY|pg_notify)\b", [], "wake with a latch: NOTIFY takes a lock of the whole server at commit"),
     (r"\b(std::(cout|cerr|clog)|puts|printf)\b", [], "log through pg::log or the sink's log"),
 ]
 ELOG = re.compile(r"\belog\s*\(\s*(\w+)\s*,")

@@ -49,6 +49,8 @@ for path in sorted((TOP / "src/sql").rglob("*.sql")):
     for offset, statement in statements(code):
         line = line_of(code, offset + len(statement) - len(statement.lstrip()))
         upper = statement.upper()
+        if re.search(r"\b(PG_)?NOTIFY\b", upper):
+            complain(path, line, "NOTIFY takes a lock of the whole server at commit: workers are woken by latches")
         if re.search(r"\bIF\s+NOT\s+EXISTS\b", upper):
             complain(path, line, "IF NOT EXISTS takes over an object that somebody else made")
         if re.search(r"\bCREATE\s+OR\s+REPLACE\b", upper) and not upgrade:

@@ -68,6 +68,7 @@ byte before_start = 0;      /* those that were committed when the destination wa
 byte earlier[POSITIONS];    /* positions that were committed when this one was drawn */
 byte published = 0;         /* a receiver has them */
 byte recorded = 0;          /* in a batch that somebody recorded after it was published */
+bool over = false;          /* a worker has found that nothing more can come */
 
 #define wanted (visible & ~before_start)
 
@@ -215,7 +216,11 @@ inline record() {
        assert(my_token == token);       /* a stale owner moves nothing */
        recorded = recorded | batch;
        if
+#ifdef USED_UP_STAYS
+       :: exhausted -> window_stored = false; cursor = 0
+#else
        :: exhausted -> copy(done, w); window_stored = false; cursor = 0
+#endif
        :: else -> copy(window, w); window_stored = true; cursor = to
        fi;
        i = 0;
@@ -280,7 +285,7 @@ read:
 
   if
   :: batch == 0 && !stored && nothing_can_follow -> goto finished
-  :: batch == 0 && !stored ->       /* A window without events is remembered, */
+  :: batch == 0 && !stored && !nothing_can_follow ->    /* A window without events is remembered, */
      if
      :: d_step { copy(d, w); passed_over[me] = true }; goto read
      :: true                        /* or stored now and then. */
@@ -326,6 +331,7 @@ crash: /* What it knew is gone. A dead owner's lease is taken over at once. */
   goto claim;
 
 finished:
+  over = true;
   printf("worker %d finds nothing more; %x wanted, %x published\n", me, wanted, published);
   assert((wanted & ~published) == 0);   /* no committed event is skipped for ever */
   assert((wanted & ~recorded) == 0);    /* who died or was late while publishing left it to others to publish again */
@@ -370,3 +376,7 @@ init {
 #endif
   }
 }
+
+/* A worker that takes steps for ever does not go on without looking at everything: what was asserted at its end is said
+ * of every run in which nobody stands still for ever. */
+ltl comes_to_an_end { <> over }

@@ -392,6 +392,11 @@ class Killer(Player):
             restore = subprocess.run([far.bindir() / "pg_restore", "--no-tablespaces", "-d", far.dsn("copy"), file], stderr=subprocess.DEVNULL)
             if restore.returncode == 0:
                 copy = far.connect("copy")
+                try:
+                    eventually(lambda: run(copy, """SELECT FROM pg_stat_activity WHERE datname = 'copy' AND backend_type = 'retrysafe worker'
+                                                    AND xact_start IS NULL AND backend_start < clock_timestamp() - interval '1 s'"""), 60)
+                except AssertionError:
+                    self.publishing_copies.append("no worker came to a copy: it had no chance to publish")
                 reasons = {reason for (reason,) in run(copy, "SELECT retrysafe.outbox_suspended_reason()")}
                 states = {state for (state,) in run(copy, "SELECT state FROM retrysafe.outbox_status")}
                 copy.close()
