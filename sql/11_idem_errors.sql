@@ -82,6 +82,10 @@ SELECT h AS handler, replace(pg_temp.try(format('idem_run(''r'', ''1'', %L)', h)
   FROM unnest(ARRAY['pg_temp.two(jsonb,jsonb)', 'pg_temp.text(text)', 'pg_temp.void(jsonb)', 'pg_temp.many(jsonb)',
                     'pg_temp.last(jsonb)', 'pg_temp.proc(jsonb)', '4294967295']) AS h;
 SELECT pg_temp.try($$idem_run('r', '1', null)$$), pg_temp.try($$idem_run('r', null, 'pg_temp.answer(jsonb)')$$);
+-- More than a kilobyte is told in full.
+DO $$BEGIN EXECUTE format('CREATE FUNCTION pg_temp.long(%s) RETURNS void LANGUAGE sql AS ''''', repeat('int2vector,', 99) || 'json'); END$$;
+SELECT regexp_replace(pg_temp.try(format('idem_run(''r'', ''1'', ''%s'')', oid)), '\w+\.long\((int2vector,){99}', '[begin]')
+  FROM pg_proc WHERE proname = 'long' AND pronargs = 100;
 
 -- Clean-up and inbox
 SELECT pg_temp.try('idem_cleanup(null)'), pg_temp.try('idem_cleanup(0)'), pg_temp.try('idem_cleanup(-1)');

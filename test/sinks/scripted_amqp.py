@@ -18,11 +18,13 @@ class Message:
 class ScriptedBroker:
     """`on_message(talk, message)` is called for each message; talk.send(method) answers on its channel."""
 
-    def __init__(self, on_message, frame_max=131072, heartbeat=0, mechanisms="PLAIN AMQPLAIN", host="127.0.0.1"):
+    def __init__(self, on_message, frame_max=131072, heartbeat=0, mechanisms="PLAIN AMQPLAIN", host="127.0.0.1",
+                 opens_channels=True):
         self.on_message = on_message
         self.tune = spec.Connection.Tune(channel_max=0, frame_max=frame_max, heartbeat=heartbeat)
         self.mechanisms = mechanisms
         self.host = host
+        self.opens_channels = opens_channels
         self.talks = []
 
     def __enter__(self):
@@ -92,7 +94,10 @@ class Talk:
         elif isinstance(method, spec.Channel.Open):
             self.published = 0
             self._open = True
-            self.send(spec.Channel.OpenOk())
+            if self.broker.opens_channels:
+                self.send(spec.Channel.OpenOk())
+            else:
+                self.close_channel(504, "CHANNEL_ERROR - no more of them")
         elif isinstance(method, spec.Confirm.Select):
             self.send(spec.Confirm.SelectOk())
         elif isinstance(method, spec.Basic.Publish):

@@ -666,6 +666,12 @@ def test_a_broker_that_closes_without_a_word(broker, what, close, channel):
     assert (outcome.status, outcome.reason) == (FAILED_FINAL, f"the broker closed the {what}")
 
 
+def test_a_broker_that_opens_no_channel(broker):
+    with ScriptedBroker(None, opens_channels=False) as script, scripted(script) as sink:
+        outcome, = sink.send(event(1))
+    assert (outcome.status, outcome.reason) == (UNREACHABLE, "CHANNEL_ERROR - no more of them")
+
+
 def test_the_broker_asks_for_a_break(broker):
     taken = []
 

@@ -439,6 +439,33 @@ def test_stopped_in_the_middle_of_a_batch_it_repeats_nothing_that_was_delivered(
         assert status(db)["delivered"] == 30
 
 
+@pytest.mark.parametrize("table, attempted", [("outbox_shards", 0), ("outbox_batches", 1)], ids=["fetching", "recording"])
+def test_it_stops_while_the_database_keeps_it_waiting(db, table, attempted):
+    """What it had asked for comes after it was told to stop, and goes back."""
+    destination = null(db, shards=4, batch_events=1)
+    with relay(db, "d") as process:
+        process.ready()
+        destination.tell("hang")
+        if attempted:
+            emit_many(db, 10)
+            eventually(lambda: status(db)["holders"])
+        session = db.connect(autocommit=False)
+        run(session, f"LOCK TABLE {table} IN SHARE MODE")
+        if not attempted:
+            emit_many(db, 10)
+        destination.tell("ok")
+        eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'retrysafe-relay'"
+                                    " AND wait_event_type = 'Lock'"))
+        os.kill(process.pid, signal.SIGTERM)
+        eventually(lambda: process.lines("stopping"))
+        session.rollback()
+        assert process.wait() == 0
+    assert (len(destination.attempts()), status(db)["delivered"], status(db)["holders"]) == (attempted, attempted, None)
+    with relay(db, "--drain", "d") as process:
+        assert process.wait() == 0
+    assert sorted(destination.delivered()) == sorted(f"e{i}" for i in range(1, 11))
+
+
 def test_a_batch_that_takes_longer_than_its_lease_keeps_it(db):
     destination = null(db, lease="'1 s'")
     destination.tell("hang")
@@ -477,6 +504,25 @@ def test_a_late_record_is_refused_and_the_batch_dropped(db):
         destination.tell("ok")
         eventually(lambda: process.lines("a batch was lost"))
         eventually(lambda: status(db)["delivered"] == 5)
+
+
+def test_a_lease_that_ends_while_there_is_no_connection(db, role):
+    """Somebody else may have the batch by now: it is fetched again, with the next connection."""
+    destination = null(db, lease="'1 s'")
+    destination.tell("hang")
+    emit_many(db, 5)
+    courier = role("relay")
+    with relay(db, "d", connection=db.server.dsn(db.name, courier)) as process:
+        eventually(lambda: status(db)["holders"])
+        db.sql(f"ALTER ROLE {courier} NOLOGIN")
+        db.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", courier)
+        eventually(lambda: process.lines("a batch was lost"), message=process.log)
+        assert not process.lines("connected to the database again")
+        db.sql(f"ALTER ROLE {courier} LOGIN")
+        destination.tell("ok")
+        eventually(lambda: status(db)["delivered"] == 5, message=process.log)
+        assert len(destination.attempts(DELIVERED)) == 5
+        assert process.stop() == 0
 
 
 def test_a_batch_that_cannot_be_recorded_is_not_sent_again(db, role):

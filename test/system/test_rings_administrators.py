@@ -207,6 +207,19 @@ def test_triggers_of_an_administrator(db):
         settle(db)
 
 
+@pytest.mark.parametrize("when", ["BEFORE", "AFTER"])
+def test_a_trigger_of_an_administrator_for_each_statement(db, when):
+    db.sql("CREATE TABLE public.told (operation text)")
+    db.sql("""CREATE FUNCTION public.tell() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+                INSERT INTO public.told VALUES (TG_OP); RETURN NULL; END$$""")
+    db.sql(f"CREATE TRIGGER tell {when} INSERT ON outbox_log_1 FOR EACH STATEMENT EXECUTE FUNCTION public.tell()")
+    session = begin(db)
+    emit(session, "a")
+    emit(session, "b")
+    session.commit()
+    assert db.sql("SELECT * FROM public.told") == [("INSERT",)] * 2
+
+
 @pytest.mark.parametrize("when, rule", [("BEFORE", ""), ("AFTER", "CREATE RULE refuse AS ON INSERT TO outbox_log_1 DO INSTEAD NOTHING")])
 def test_a_trigger_or_rule_that_lets_no_event_pass(db, when, rule):
     db.sql("CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
