@@ -83,8 +83,8 @@ bool parse_handle(std::string_view text, BatchHandle *handle) {
   return handle->from <= handle->to;
 }
 
-std::uint32_t add_to_check(std::uint32_t check, std::int64_t id) {
-  std::uint64_t h = static_cast<std::uint64_t>(id) + check + 0x9e3779b97f4a7c15ULL;
+std::uint32_t add_to_check(std::uint32_t check, std::int64_t number) {
+  std::uint64_t h = static_cast<std::uint64_t>(number) + check + 0x9e3779b97f4a7c15ULL;
   h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ULL;
   h = (h ^ (h >> 27)) * 0x94d049bb133111ebULL;
   return static_cast<std::uint32_t>(h ^ (h >> 31));

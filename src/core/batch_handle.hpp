@@ -23,7 +23,7 @@ struct BatchHandle {
   std::int64_t token;  // fencing token of the lease
   std::int64_t window_no;
   std::int64_t from, to;  // positions in the window
-  std::uint32_t check;    // over the ids that the range held when it was fetched
+  std::uint32_t check;    // over positions and ids of the events when they were fetched
   std::int32_t parked_count;
   ParkedItem parked[kMaxParked];
 };
@@ -35,7 +35,7 @@ int format_handle(const BatchHandle &handle, char *out);
 // False for anything that format_handle would not have written.
 bool parse_handle(std::string_view text, BatchHandle *handle);
 
-// The sum over the ids of a batch, one at a time; starts from 0.
-std::uint32_t add_to_check(std::uint32_t check, std::int64_t id);
+// The sum over what tells the events of a batch, one number at a time; starts from 0.
+std::uint32_t add_to_check(std::uint32_t check, std::int64_t number);
 
 }  // namespace retrysafe

@@ -75,7 +75,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_idem_cleanup) {
   if (PG_ARGISNULL(0) || PG_GETARG_INT32(0) < 1)
     pg::raise(kInvalidParameter, "It bounds how many rows of each kind one call removes.",
               "max_rows must be 1 or more");
-  const int64 removed = idempotency::remove_expired(PG_GETARG_INT32(0));
+  // First: a ring is not turned by who has written to it.
   const bool turned = storage::may_turn_here() && idempotency::turn_record_ring() == storage::Turn::kDone;
+  const int64 removed = idempotency::remove_expired(PG_GETARG_INT32(0));
   PG_RETURN_INT64(removed + (turned ? 1 : 0));
 }

@@ -14,6 +14,7 @@ namespace retrysafe::outbox {
 namespace {
 
 constinit int64 first_position = 0;
+constinit Oid first_sequence = InvalidOid;  // that drew it: the extension can be made anew in a transaction
 
 Datum datum(const void *value, bool *null) {
   *null = value == nullptr;
@@ -50,7 +51,8 @@ bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
   }
   const FullTransactionId transaction = GetTopFullTransactionId();
   if (!wrong_order) *id = draw_position(e.outbox_log_id_seq);
-  if (first_position == 0) first_position = *id;
+  if (first_position == 0 || first_sequence != e.outbox_log_id_seq) first_position = *id;
+  first_sequence = e.outbox_log_id_seq;
 
   Datum values[log_column::kHeaders];
   bool nulls[log_column::kHeaders]{};
@@ -76,8 +78,7 @@ bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
 }
 
 [[noreturn]] void raise_refused() {
-  pg::raise(kRowRefused, "Look for a trigger on table outbox_log or its pieces that returns null.",
-            "the log does not take the event");
+  pg::raise(kRowRefused, pg::kRowRefusedHint, "the log does not take the event");
 }
 
 void forget() noexcept {
@@ -99,7 +100,6 @@ constexpr pg::XactSubscriber subscriber{
 FoundEvent append_to_log(const LogEntry &entry, Repetition repetition,
                          void (*before_writing)(const LogEntry &), int64 *id) {
   Pieces pieces = repetition == Repetition::kPossible ? Pieces::kAll : Pieces::kOlder;
-  constexpr int kRefusals = 100;  // far more than come from others who write the same event
   lock_log();
   for (int refused = 0; refused < kRefusals;) {
     CHECK_FOR_INTERRUPTS();
@@ -131,7 +131,7 @@ int64 append_numbered(const LogEntry &entry) {
 }
 
 int64 first_position_of_transaction() {
-  return first_position;
+  return first_sequence == pg::extension().outbox_log_id_seq ? first_position : 0;
 }
 
 void watch_appending_transactions() {

@@ -6,6 +6,10 @@
 
 namespace retrysafe::outbox {
 
+// So often a row is tried again that the unique index refuses although the event is not there: far more than
+// others who write the same event at the same time can cause.
+inline constexpr int kRefusals = 100;
+
 // What the log stores besides position and transaction id; null where the column is null.
 struct LogEntry {
   TimestampTz created_at;

@@ -453,7 +453,7 @@ static void alter_destination(FunctionCallInfo fcinfo) {
   if (strcmp(d.on_exhausted, old_on_exhausted) != 0)
     pg::spi([&] {
       lock_all_shards(d.destination);
-      restore_heads_behind_dead(*load_destination(d.destination));
+      if (const Destination *altered = load_destination(d.destination)) restore_heads_behind_dead(*altered);
     });
   announce_at_commit();
 }
@@ -476,7 +476,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_drop_destination) {
 
 static void pause(const char *name, bool paused) {
   const int32 destination = locked_destination(name);
-  if (load_destination(destination)->lost) raise_lost(name);
+  const Destination *locked = load_destination(destination);
+  if (locked && locked->lost) raise_lost(name);
   pg::spi([&] {
     // Whoever rests sees by the row of the destination that it need not: it is written then in any case.
     const bool rested = !paused && end_rest.run({pg::value(destination)}) > 0;

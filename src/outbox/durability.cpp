@@ -57,11 +57,12 @@ bool has_arrived(KeptWindow *kept) {
 KeptWindow *keep(const ShardKey &key, const OpenWindow &open) {
   StoredSnapshot *window = copy_snapshot(*open.window.now, TopMemoryContext);
   StoredSnapshot *done = open.stored ? nullptr : copy_snapshot(*open.window.done->snapshot, TopMemoryContext);
+  const uint64 generation = pg::extension().generation;  // may raise, and must not from here on
   bool found;
   auto *kept = static_cast<KeptWindow *>(hash_search(kept_windows(), &key, HASH_ENTER, &found));
   if (found && kept->window) pfree(kept->window);
   if (found && kept->done) pfree(kept->done);
-  kept->generation = pg::extension().generation;
+  kept->generation = generation;
   kept->window_no = open.window_no;
   kept->window = window;
   kept->done = done;

@@ -251,14 +251,15 @@ FoundEvent emit_now(const NewEvent &event, int64 *id) {
 }
 
 FoundEvent schedule(const NewEvent &event) {
-  for (;;) {
+  for (int refused = 0; refused < kRefusals; ++refused) {
     const FoundEvent found = find_event(PointerGetDatum(event.event_key), PointerGetDatum(event.scope));
     if (found.place != Place::kNowhere) return found;
     before_writing(log_entry(event));
-    if (insert_delayed(event)) break;
+    if (!insert_delayed(event)) continue;
+    require_free(Place::kLog, event);
+    return FoundEvent{};
   }
-  require_free(Place::kLog, event);
-  return FoundEvent{};
+  pg::raise(kRowRefused, pg::kRowRefusedHint, "the delayed event is not taken");
 }
 
 // The position, or false for a delayed event.
@@ -286,8 +287,8 @@ bool emit(NewEvent *event, int64 *id) {
     event->event_key = numbered_key(*event, number);
     return emit_with_key(*event, id);
   }
-  *id = append_numbered(log_entry(*event, number));
   emitted = true;
+  *id = append_numbered(log_entry(*event, number));
   return true;
 }
 

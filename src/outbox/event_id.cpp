@@ -21,17 +21,22 @@ using namespace retrysafe;
 
 // outbox_event_id(event_key text, scope text) → uuid
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_event_id) {
-  // The log's UUID is read once per query, not once per row.
-  auto *log = static_cast<Uuid *>(fcinfo->flinfo->fn_extra);
-  if (!log) {
+  // The log's UUID is read once per query, not once per row. PL/pgSQL keeps expressions from one to the next.
+  struct Known {
+    CommandId command;
+    Uuid log;
+  };
+  auto *known = static_cast<Known *>(fcinfo->flinfo->fn_extra);
+  const CommandId command = GetCurrentCommandId(false);
+  if (!known || known->command != command) {
     outbox::Era era;
     if (!outbox::current_era(&era)) PG_RETURN_NULL();
-    log = static_cast<Uuid *>(MemoryContextAlloc(fcinfo->flinfo->fn_mcxt, sizeof(Uuid)));
-    *log = era.log;
-    fcinfo->flinfo->fn_extra = log;
+    if (!known) known = static_cast<Known *>(MemoryContextAlloc(fcinfo->flinfo->fn_mcxt, sizeof(Known)));
+    *known = {command, era.log};
+    fcinfo->flinfo->fn_extra = known;
   }
   const Uuid id =
-      outbox::event_id(*log, pg::bytes_of(PG_GETARG_TEXT_PP(1)), pg::bytes_of(PG_GETARG_TEXT_PP(0)));
+      outbox::event_id(known->log, pg::bytes_of(PG_GETARG_TEXT_PP(1)), pg::bytes_of(PG_GETARG_TEXT_PP(0)));
   auto *result = static_cast<pg_uuid_t *>(palloc(sizeof(pg_uuid_t)));
   std::memcpy(result->data, id.data(), id.size());
   PG_RETURN_UUID_P(result);

@@ -6,6 +6,7 @@
 #include "core/backoff.hpp"
 #include "outbox/event_reading.hpp"
 #include "outbox/log_columns.hpp"
+#include "pg/error.hpp"
 #include "pg/extension.hpp"
 #include "pg/index_scan.hpp"
 #include "pg/random.hpp"
@@ -240,17 +241,30 @@ constinit pg::Statement select_keys_behind_dead{
     " AND w.ordering_key = d.ordering_key AND w.state IN ('retry', 'blocked'))",
     {INT4OID}};
 
+// Progress goes past what was parked: it has to be there, from now on or from before.
+void park(int32 destination, int32 shard, const Event &event, const char *state, int32 attempts,
+          const pg::Parameter &retry_at, const char *reason, const pg::Parameter &settled_at) {
+  bool is_there =
+      insert_parked.run({pg::value(destination), pg::value(shard), pg::value(event.id), pg::value(state),
+                         pg::value(attempts), retry_at, pg::value(reason), settled_at}) == 1;
+  if (!is_there) (void)find_parked(destination, shard, &event, 1, &is_there);
+  if (!is_there) pg::raise(kRowRefused, pg::kRowRefusedHint, "the event is not parked");
+}
+
 // What becomes of an event that has failed once more.
-bool write_failure(pg::Statement *statement, const Destination &d, int32 shard, const Event &event,
-                   const FailedAttempt &attempt) {
+struct Failure {
+  const char *state;
+  int32 attempts;
+  pg::Parameter retry_at, settled_at;
+  bool holds_back;  // later events of its key
+};
+
+Failure failure_of(const Destination &d, const Event &event, const FailedAttempt &attempt) {
   const int32 attempts = event.attempts + 1;
-  const bool dead = attempt.final || attempts >= d.max_attempts;
   const TimestampTz now = GetCurrentTimestamp();
-  statement->run({pg::value(d.destination), pg::value(shard), pg::value(event.id),
-                  pg::value(dead ? "dead" : "retry"), pg::value(attempts),
-                  dead ? pg::null_value() : pg::value(TimestampTzGetDatum(now + attempt.wait_us)),
-                  pg::value(attempt.reason), dead ? pg::value(TimestampTzGetDatum(now)) : pg::null_value()});
-  return !dead || d.block_when_exhausted;
+  if (attempt.final || attempts >= d.max_attempts)
+    return {"dead", attempts, pg::null_value(), pg::value(TimestampTzGetDatum(now)), d.block_when_exhausted};
+  return {"retry", attempts, pg::value(TimestampTzGetDatum(now + attempt.wait_us)), pg::null_value(), true};
 }
 
 }  // namespace
@@ -260,22 +274,27 @@ int64 backoff_of(const Destination &d, const Event &event) {
 }
 
 bool park_failed(const Destination &d, int32 shard, const Event &event, const FailedAttempt &attempt) {
-  return write_failure(&insert_parked, d, shard, event, attempt);
+  const Failure failure = failure_of(d, event, attempt);
+  park(d.destination, shard, event, failure.state, failure.attempts, failure.retry_at, attempt.reason,
+       failure.settled_at);
+  return failure.holds_back;
 }
 
 bool fail_again(const Destination &d, int32 shard, const Event &event, const FailedAttempt &attempt) {
-  return write_failure(&update_failed, d, shard, event, attempt);
+  const Failure failure = failure_of(d, event, attempt);
+  update_failed.run({pg::value(d.destination), pg::value(shard), pg::value(event.id),
+                     pg::value(failure.state), pg::value(failure.attempts), failure.retry_at,
+                     pg::value(attempt.reason), failure.settled_at});
+  return failure.holds_back;
 }
 
 void park_blocked(int32 destination, int32 shard, const Event &event) {
-  insert_parked.run({pg::value(destination), pg::value(shard), pg::value(event.id), pg::value("blocked"),
-                     pg::value(event.attempts), pg::null_value(), pg::null_value(), pg::null_value()});
+  park(destination, shard, event, "blocked", event.attempts, pg::null_value(), nullptr, pg::null_value());
 }
 
 void park_untried(int32 destination, int32 shard, const Event &event) {
-  insert_parked.run({pg::value(destination), pg::value(shard), pg::value(event.id), pg::value("retry"),
-                     pg::value(event.attempts), pg::value(TimestampTzGetDatum(GetCurrentTimestamp())),
-                     pg::null_value(), pg::null_value()});
+  park(destination, shard, event, "retry", event.attempts,
+       pg::value(TimestampTzGetDatum(GetCurrentTimestamp())), nullptr, pg::null_value());
 }
 
 void give_back(int32 destination, int32 shard, int64 id) {

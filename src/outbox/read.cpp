@@ -83,7 +83,10 @@ Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int6
       range.events = static_cast<Event *>(repalloc(range.events, sizeof(Event) * capacity));
     }
     range.events[range.count++] = event;
-    range.check = add_to_check(range.check, event.id);
+    // The position alone would be the same in the log of an extension that was made anew.
+    int64 id_head;
+    memcpy(&id_head, &event.event_id, sizeof id_head);
+    range.check = add_to_check(add_to_check(range.check, event.id), id_head);
     if (range.count == limits.events) {
       range.to = event.id;
       break;

@@ -152,11 +152,12 @@ void pass_over(const Destination &d, int32 shard, const Cursor &cursor, const Op
   PassedOver *known = remembered(d, shard, cursor);
   StoredSnapshot *done = copy_snapshot(*open.window.now, TopMemoryContext);
   const ShardKey key{d.destination, shard};
+  const uint64 generation = pg::extension().generation;  // may raise, and must not from here on
   bool found;
   auto *entry = static_cast<PassedOver *>(hash_search(passed_over(), &key, HASH_ENTER, &found));
   if (found && entry->done) pfree(entry->done);
   if (!known) {
-    entry->generation = pg::extension().generation;
+    entry->generation = generation;
     entry->seq = cursor.seq;
     entry->writer = cursor.writer;
     entry->types_digest = d.types_digest;

@@ -47,6 +47,17 @@ inline void end_index_insert([[maybe_unused]] Relation index, [[maybe_unused]] I
 #endif
 }
 
+// Whether this transaction has locked the table in that mode.
+inline bool has_locked(Oid table, LOCKMODE mode) {
+  LOCKTAG tag;
+  SET_LOCKTAG_RELATION(tag, MyDatabaseId, table);
+#if PG_VERSION_NUM >= 170000
+  return LockHeldByMe(&tag, mode, false);
+#else
+  return LockHeldByMe(&tag, mode);
+#endif
+}
+
 inline TableScanDesc begin_table_scan(Relation table, Snapshot snapshot) {
 #if PG_VERSION_NUM >= 190000
   return table_beginscan(table, snapshot, 0, nullptr, SO_NONE);

@@ -36,6 +36,10 @@ int sqlstate(const ErrorCode &code);
 [[noreturn]] void raise_detailed(const ErrorCode &code, const char *detail, const char *hint,
                                  const char *format, ...) RETRYSAFE_PRINTF(4, 5);
 
+// With kRowRefused.
+inline constexpr const char *kRowRefusedHint =
+    "Look for a trigger that returns null, or a rule, on the tables of retrysafe.";
+
 // The transaction cannot see what it would have to answer with: SQLSTATE 40001, which clients retry.
 [[noreturn]] void raise_serialization_failure(const char *message, const char *hint);
 

@@ -44,7 +44,7 @@ uint64 execute(Relation table, const char *sql, const Arguments &arguments, int 
     const int result = SPI_execute_with_args(sql, arguments.count, arguments.types, arguments.values,
                                              arguments.nulls, false, 0);
     if (result != expected)
-      raise(kRowRefused, "Look for a rule on the table.", "table \"%s\" does not take the statement: %s",
+      raise(kRowRefused, kRowRefusedHint, "table \"%s\" does not take the statement: %s",
             RelationGetRelationName(table), SPI_result_code_string(result));
     return SPI_processed;
   });
@@ -93,7 +93,10 @@ bool insert_by_statement(Relation table, const NewRow &row, Oid unique_index) {
       psprintf("INSERT INTO %s (%s) VALUES (%s)", quoted_name(table), columns.data, numbers.data);
   if (OidIsValid(unique_index))
     sql = psprintf("%s ON CONFLICT %s DO NOTHING", sql, conflict_target(table, unique_index));
-  return execute(table, sql, {count, types, values, nulls}, SPI_OK_INSERT) == 1;
+  const bool inserted = execute(table, sql, {count, types, values, nulls}, SPI_OK_INSERT) == 1;
+  if (!inserted && !OidIsValid(unique_index))
+    raise(kRowRefused, kRowRefusedHint, "table \"%s\" does not take a row", RelationGetRelationName(table));
+  return inserted;
 }
 
 void delete_by_statement(Relation table, ItemPointer tid) {

@@ -1,5 +1,6 @@
 #include "pg/statement.hpp"
 
+#include "core/error_codes.hpp"
 #include "pg/error.hpp"
 
 namespace retrysafe::pg {
@@ -24,11 +25,11 @@ char *with_schema(const char *sql) {
 void Statement::prepare() {
   if (plan_ && running_ == 0) SPI_freeplan(plan_);
   plan_ = nullptr;
+  generation_ = extension().generation;  // before: what changes while it is prepared makes it old
   SPIPlanPtr plan = SPI_prepare(with_schema(sql_), type_count_, types_);
   if (!plan) elog(ERROR, "retrysafe: cannot prepare \"%s\": %s", sql_, SPI_result_code_string(SPI_result));
   SPI_keepplan(plan);
   plan_ = plan;
-  generation_ = extension().generation;
 }
 
 uint64 Statement::run(std::initializer_list<Parameter> parameters, long limit) {
@@ -50,6 +51,13 @@ uint64 Statement::run(std::initializer_list<Parameter> parameters, long limit) {
   PG_END_TRY();
   if (result < 0) elog(ERROR, "retrysafe: cannot execute \"%s\": %s", sql_, SPI_result_code_string(result));
   return SPI_processed;
+}
+
+Row::Row(uint64 number) {
+  if (!SPI_tuptable || number >= SPI_tuptable->numvals)
+    raise(kRowRefused, kRowRefusedHint, "a statement on a table of retrysafe had no effect");
+  tuple_ = SPI_tuptable->vals[number];
+  descriptor_ = SPI_tuptable->tupdesc;
 }
 
 char *Row::text_at(int column, MemoryContext memory) const {

@@ -68,7 +68,8 @@ class Statement {
 // A column of a result row (columns count from 1), valid until the end of pg::spi unless copied.
 class Row {
  public:
-  explicit Row(uint64 number) : tuple_(SPI_tuptable->vals[number]), descriptor_(SPI_tuptable->tupdesc) {}
+  // Raises where there is no such row, as when a trigger kept it from being written.
+  explicit Row(uint64 number);
   bool is_null(int column) const {
     bool null;
     SPI_getbinval(tuple_, descriptor_, column, &null);

@@ -128,7 +128,7 @@ bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
     table_close(table, NoLock);
     return inserted;
   }
-  const TableShape &shape = shape_of(table);
+  const TableShape shape = shape_of(table);  // a copy: functions of an index may insert elsewhere
   const int columns = RelationGetNumberOfAttributes(table);
   const int given = std::min(row.columns, columns);
   TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(table), &TTSOpsVirtual);

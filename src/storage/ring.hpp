@@ -58,7 +58,7 @@ void unlock_rings();
 int active_piece(RingName ring);
 
 // Inserts into the active piece of tables `pieces`, under the ring lock, which it takes and releases. False:
-// a unique index of `unique` (null: a conflict is an error) has the key there already.
+// a unique index of `unique` has the key there already; without one the row is in or an error is raised.
 bool insert_into_ring(RingName ring, const Oid (&pieces)[pg::kRingPieces], const pg::NewRow &row,
                       const Oid (*unique)[pg::kRingPieces] = nullptr);
 

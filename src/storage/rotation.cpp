@@ -192,6 +192,17 @@ bool is_full(const RingKeeper &keeper, const Piece &active) {
          bytes_of_piece(keeper.ring, piece) >= keeper.max_bytes;
 }
 
+// Locks do not keep a transaction from itself: what it has written, or is about to write further out, would
+// be sealed before it has ended.
+bool writes_to(RingName ring) {
+  if (pg::has_locked(pg::extension().ring_pieces, RowExclusiveLock)) return true;
+  const RingTables tables = tables_of(ring);
+  for (int i = 0; i < tables.count; ++i)
+    for (const Oid piece : *tables.pieces[i])
+      if (pg::has_locked(piece, RowExclusiveLock)) return true;
+  return false;
+}
+
 Turn next_step(const RingKeeper &keeper) {
   const char *ring = name_of(keeper.ring);
   Piece pieces[pg::kRingPieces];
@@ -219,6 +230,7 @@ Turn next_step(const RingKeeper &keeper) {
 }  // namespace
 
 Turn turn(const RingKeeper &keeper) {
+  if (writes_to(keeper.ring)) return Turn::kBlocked;
   // One process turns rings at a time. Those who insert are not concerned.
   if (!ConditionalLockRelationOid(pg::extension().ring_pieces, ShareUpdateExclusiveLock))
     return Turn::kBlocked;

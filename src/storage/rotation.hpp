@@ -51,8 +51,8 @@ struct RingKeeper {
   Turn (*release)(const SealedPiece &piece);
 };
 
-// Takes the next step that is due. READ COMMITTED only, in a transaction that is committed soon: those who
-// insert wait for that.
+// Takes the next step that is due; none (kBlocked) in a transaction that has written to the ring. READ
+// COMMITTED only, in a transaction that is committed soon: those who insert wait for that.
 Turn turn(const RingKeeper &keeper);
 
 // Whether the current transaction ends with the statement. Warns where it does not.

@@ -93,6 +93,13 @@ def test_a_fork_gives_new_ids(db, clone):
     before = ids(db)
     db.sql("SELECT outbox_consent('fork')")
     assert ids(db) != before
+    # PL/pgSQL keeps a function's state from one statement to the next.
+    db.sql("""DO $$DECLARE one uuid; two uuid; BEGIN
+                FOR i IN 1..2 LOOP
+                  one := two; two := outbox_event_id('a', '');
+                  PERFORM outbox_consent('fork');
+                END LOOP;
+                ASSERT one <> two; END$$""")
 
 
 class History:

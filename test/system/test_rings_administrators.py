@@ -235,6 +235,41 @@ def test_a_trigger_or_rule_that_lets_no_event_pass(db, when, rule):
     assert emit(session, "a") > 1
 
 
+@pytest.mark.parametrize("table, deed, statement", [
+    ("outbox_scheduled", "INSERT", "SELECT outbox_emit(NULL, 'later', 't', '{{}}', deliver_after => now() + '1 day')"),
+    ("outbox_shards", "INSERT", "SELECT outbox_create_destination('other', 'pull')"),
+    ("outbox_shards", "UPDATE", "SELECT outbox_fetch('free')"),
+    ("outbox_batches_1", "INSERT", "SELECT outbox_ack('{batch}')"),
+    ("outbox_windows_1", "INSERT", "SELECT outbox_fetch('free')"),
+    ("outbox_parked", "INSERT", "SELECT outbox_nack('{batch}', '{event}')")])
+def test_what_is_refused_is_an_error(db, table, deed, statement):
+    """And neither success, nor tried for ever, nor a crash."""
+    db.sql("SELECT outbox_create_destination(n, 'pull') FROM unnest(ARRAY['d', 'free']) AS n")
+    fill(db, 2)
+    holder = db.connect()
+    batch, event = run(holder, "SELECT batch, event_id FROM outbox_fetch('d')")[0]
+    db.sql("CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
+    db.sql(f"CREATE TRIGGER refuse BEFORE {deed} ON {table} FOR EACH ROW EXECUTE FUNCTION public.refuse()")
+    session = db.connect()
+    run(session, "SET statement_timeout = '10s'")
+    assert sqlstate_of(run, session, statement.format(batch=batch, event=event)) == "RS109"
+    db.sql(f"DROP TRIGGER refuse ON {table}")
+    assert run(holder, "SELECT outbox_ack(%s)", batch) == [(2,)]
+
+
+@pytest.mark.parametrize("deed, call", [("INSERT", "SELECT outbox_create_destination('gone', 'pull')"),
+                                        ("UPDATE", "SELECT outbox_alter_destination('gone', on_exhausted => 'block')"),
+                                        ("UPDATE", "SELECT outbox_pause('gone')")])
+def test_a_trigger_that_drops_the_destination(db, deed, call):
+    if deed == "UPDATE":
+        db.sql("SELECT outbox_create_destination('gone', 'pull')")
+    db.sql("""CREATE FUNCTION public.drop_it() RETURNS trigger LANGUAGE plpgsql AS
+                'BEGIN PERFORM retrysafe.outbox_drop_destination(NEW.name); RETURN NULL; END'""")
+    db.sql(f"CREATE TRIGGER drop_it AFTER {deed} ON outbox_destinations FOR EACH ROW EXECUTE FUNCTION public.drop_it()")
+    assert sqlstate_of(db.sql, call) == ("RS109" if deed == "INSERT" else None)
+    assert emit(db.connect(), "still there") > 0
+
+
 def test_a_trigger_that_changes_a_table_and_calls_again(db):
     """Statements are planned anew then, while the one that fired the trigger still runs."""
     db.sql("""CREATE FUNCTION public.again() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
@@ -297,6 +332,33 @@ def test_a_publication_of_the_log_passes_what_is_inserted(server, db):
         assert len(inserted) == 2 and "'a'" in inserted[0] and "'b1'" in inserted[1]
     finally:
         db.sql(f"SELECT pg_drop_replication_slot('s_{db.name}')")
+
+
+def test_an_extension_that_was_made_anew_in_the_same_transaction(db):
+    """Its positions begin again, and its destinations have what is written from then on."""
+    fill(db, 5, "old")
+    session = begin(db)
+    emit(session, "old")
+    run(session, "DROP EXTENSION retrysafe; CREATE EXTENSION retrysafe SCHEMA retrysafe")
+    emit(session, "new")
+    run(session, "SELECT outbox_create_destination('d', 'pull')")
+    session.commit()
+    assert fetch_all(db, "d") == ["new"]
+
+
+def test_a_batch_of_an_extension_that_was_dropped(db):
+    """Everything in its name comes again in the new one, but for the ids of its events."""
+    def fetch():
+        db.sql("SELECT outbox_create_destination('d', 'pull')")
+        fill(db)
+        return run(holder, "SELECT batch FROM outbox_fetch('d')")[0][0]
+    holder = db.connect()
+    old = fetch()
+    db.sql("DROP EXTENSION retrysafe; CREATE EXTENSION retrysafe SCHEMA retrysafe")
+    new = fetch()
+    assert old.rsplit(".", 1)[0] == new.rsplit(".", 1)[0]
+    assert sqlstate_of(run, holder, "SELECT outbox_ack(%s)", old) == "RS210"
+    assert run(holder, "SELECT outbox_ack(%s)", new) == [(1,)]
 
 
 def test_the_extension_goes_while_a_ring_turns(db):

@@ -264,3 +264,47 @@ def test_a_ring_that_turns_while_it_is_looked_at(db):
     reader.close()
     settle(db, "progress")
     assert bytes_of(db, "progress", 1) == 0
+
+
+# --- who turns a ring is not who writes to it ---
+
+
+def test_a_transaction_does_not_seal_what_it_has_written(server, db):
+    """Its own locks do not keep it off."""
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    fill(db)
+    gate = db.connect()
+    run(gate, "SELECT pg_advisory_lock(1), pg_advisory_lock(2)")
+    writer = Pending(db, """DO $$BEGIN
+        PERFORM outbox_emit(NULL, 'mine', 't', '{}');
+        PERFORM pg_advisory_xact_lock(1);
+        PERFORM outbox_cleanup() FROM generate_series(1, 4);
+        PERFORM pg_advisory_xact_lock(2);
+      END$$""")
+    assert writer.blocks()
+    rotate(db, "log")
+    run(gate, "SELECT pg_advisory_unlock(1)")
+    assert writer.blocks()
+    assert states(db, "log") == ["filled", "active"]
+    fill(db, 1, "other")
+    assert fetch_all(db, "d") == ["e1", "other1"]
+    run(gate, "SELECT pg_advisory_unlock(2)")
+    writer.result()
+    settle(db, "log")
+    assert fetch_all(db, "d") == ["mine"]
+
+
+def test_a_trigger_does_not_turn_the_ring_that_fired_it(server, db):
+    session = begin(db)
+    assert save(session, "old") == "new"
+    db.sql("""CREATE FUNCTION public.tidy() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+                PERFORM retrysafe.idem_cleanup() FROM generate_series(1, 3); RETURN NEW; END$$""")
+    db.sql("CREATE TRIGGER tidy BEFORE INSERT ON idem_records_1 FOR EACH ROW EXECUTE FUNCTION public.tidy()")
+    db.sql("CREATE FUNCTION public.pay(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(random())'")
+    session = db.connect()
+    run(session, "SET retrysafe.idem_retention = 86400")
+    eventually(lambda: db.value("SELECT bool_and(expires_at < clock_timestamp()) FROM idem_records"))
+    with setting(server, "retrysafe.idem_rotation_age", "1s", session):
+        first, second = (run(session, "SELECT idem_run('k', '{}', 'public.pay(jsonb)')") for _ in range(2))
+    assert first == second
+    assert states(db, "records")[0] == "active"

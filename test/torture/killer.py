@@ -393,7 +393,7 @@ class Killer(Player):
             if restore.returncode == 0:
                 copy = far.connect("copy")
                 try:
-                    eventually(lambda: run(copy, """SELECT FROM pg_stat_activity WHERE datname = 'copy' AND backend_type = 'retrysafe worker'
+                    eventually(lambda: run(copy, """SELECT 1 FROM pg_stat_activity WHERE datname = 'copy' AND backend_type = 'retrysafe worker'
                                                     AND xact_start IS NULL AND backend_start < clock_timestamp() - interval '1 s'"""), 60)
                 except AssertionError:
                     self.publishing_copies.append("no worker came to a copy: it had no chance to publish")
