@@ -54,6 +54,10 @@ int format_handle(const BatchHandle &handle, char *out) {
   w.number(handle.to);
   w.separator('.');
   w.number(handle.check);
+  if (handle.transaction != 0) {
+    w.separator(':');
+    w.number(handle.transaction);
+  }
   for (int i = 0; i < handle.parked_count; ++i) {
     w.separator(i == 0 ? '.' : '-');
     w.number(handle.parked[i].id);
@@ -71,6 +75,8 @@ bool parse_handle(std::string_view text, BatchHandle *handle) {
         r.number(&handle->from) && r.separator('.') && r.number(&handle->to) && r.separator('.') &&
         r.number(&handle->check)))
     return false;
+  handle->transaction = 0;
+  if (r.separator(':') && !(r.number(&handle->transaction) && handle->transaction != 0)) return false;
   handle->parked_count = 0;
   while (!r.rest.empty()) {
     if (handle->parked_count == BatchHandle::kMaxParked) return false;

@@ -26,9 +26,11 @@ struct BatchHandle {
   std::uint32_t check;    // over positions and ids of the events when they were fetched
   std::int32_t parked_count;
   ParkedItem parked[kMaxParked];
+  std::uint64_t transaction = 0;  // that fetched it, where rolling that back takes something back; 0: none
 };
 
-// "destination.shard.token.window.from.to.check" and, after another dot, "id~turn" joined by "-".
+// "destination.shard.token.window.from.to.check", ":transaction" where there is one, and, after another dot,
+// "id~turn" joined by "-".
 // Writes at most kMaxLength bytes, closing NUL included, and returns the length.
 int format_handle(const BatchHandle &handle, char *out);
 

@@ -16,29 +16,17 @@ LOCKTAG tag_of(const Key &key) {
   return tag;
 }
 
-// The lock has to live exactly as long as the claim, which goes by subtransactions. Inside a cursor the
-// current resource owner is the portal's, which may outlive a rolled back subtransaction or die with a later
-// one.
-template <class Body>
-auto in_subtransaction(Body &&body) {
-  ResourceOwner const portal = CurrentResourceOwner;
-  CurrentResourceOwner = CurTransactionResourceOwner;
-  auto result = body();
-  CurrentResourceOwner = portal;
-  return result;
-}
-
 }  // namespace
 
 bool lock(const Key &key, Wait wait) {
   const LOCKTAG tag = tag_of(key);
-  return in_subtransaction([&] { return LockAcquire(&tag, ExclusiveLock, false, wait == Wait::kNo); }) !=
+  return pg::in_subtransaction([&] { return LockAcquire(&tag, ExclusiveLock, false, wait == Wait::kNo); }) !=
          LOCKACQUIRE_NOT_AVAIL;
 }
 
 void unlock(const Key &key) {
   const LOCKTAG tag = tag_of(key);
-  in_subtransaction([&] { return LockRelease(&tag, ExclusiveLock, false); });
+  pg::in_subtransaction([&] { return LockRelease(&tag, ExclusiveLock, false); });
 }
 
 bool locked_by_another(const Key &key) {

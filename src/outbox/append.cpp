@@ -23,7 +23,8 @@ Datum datum(const void *value, bool *null) {
 
 // A new era locks out writers before it draws its first position: none may hold a position without this lock.
 void lock_log() {
-  LockRelationOid(pg::extension().outbox_log, RowExclusiveLock);
+  const Oid log = pg::extension().outbox_log;
+  pg::in_subtransaction([&] { LockRelationOid(log, RowExclusiveLock); });
 }
 
 // One that a session had drawn ahead would lie below what readers have passed when it is used.

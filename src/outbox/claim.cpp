@@ -238,6 +238,14 @@ bool renew(Claim *claim, int64 lease_us) {
   });
 }
 
+bool is_held(const Claim &claim) {
+  return pg::spi([&] {
+    ShardRow row;
+    return lock_shard(claim.destination, claim.shard, true, &row) &&
+           is_valid(row, claim, GetCurrentTimestamp());
+  });
+}
+
 void release(const Claim &claim) {
   pg::spi([&] {
     ShardRow row;

@@ -5,6 +5,7 @@
 #include "outbox/parked.hpp"
 #include "outbox/shard.hpp"
 #include "pg/boundary.hpp"
+#include "pg/error.hpp"
 #include "pg/statement.hpp"
 
 #include "pg/server.hpp"
@@ -60,7 +61,9 @@ pg::Parameter text_filter(FunctionCallInfo fcinfo, int number) {
 }
 
 // Parked events change under the lock of their shard only: a worker that records a batch is waited for.
-int64 settle(FunctionCallInfo fcinfo, pg::Statement *statement, bool hold_back_others) {
+// What was parked since an older snapshot would stay blocked for ever.
+int64 settle(FunctionCallInfo fcinfo, const char *function, pg::Statement *statement, bool hold_back_others) {
+  pg::require_read_committed(function);
   if (PG_ARGISNULL(0)) pg::raise(kInvalidParameter, nullptr, "destination must not be null");
   if (!PG_ARGISNULL(5) && PG_GETARG_INT64(5) < 1)
     pg::raise(kInvalidParameter, "It must be at least 1, or null for all.", "max_events is out of range");
@@ -105,9 +108,9 @@ int64 settle(FunctionCallInfo fcinfo, pg::Statement *statement, bool hold_back_o
 using namespace retrysafe;
 
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_retry) {
-  PG_RETURN_INT64(outbox::settle(fcinfo, &outbox::revive, true));
+  PG_RETURN_INT64(outbox::settle(fcinfo, "outbox_retry()", &outbox::revive, true));
 }
 
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_discard) {
-  PG_RETURN_INT64(outbox::settle(fcinfo, &outbox::discard, false));
+  PG_RETURN_INT64(outbox::settle(fcinfo, "outbox_discard()", &outbox::discard, false));
 }

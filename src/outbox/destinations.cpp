@@ -450,11 +450,13 @@ static void alter_destination(FunctionCallInfo fcinfo) {
     end_rest.run({pg::value(d.destination)});
   });
   if (d.shards != old_shards) change_shards(d, old_shards, old_event_types);
-  if (strcmp(d.on_exhausted, old_on_exhausted) != 0)
+  if (strcmp(d.on_exhausted, old_on_exhausted) != 0) {
+    pg::require_read_committed("changing on_exhausted");  // as for outbox_retry
     pg::spi([&] {
       lock_all_shards(d.destination);
       if (const Destination *altered = load_destination(d.destination)) restore_heads_behind_dead(*altered);
     });
+  }
   announce_at_commit();
 }
 

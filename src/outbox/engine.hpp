@@ -106,6 +106,9 @@ bool reclaim(Claim *claim, const Holder &holder, int64 lease_us);
 // Extends the lease when less than half of it is left, and writes nothing otherwise. False: the shard is
 // lost.
 bool renew(Claim *claim, int64 lease_us);
+
+// Looks, whatever is left of the lease.
+bool is_held(const Claim &claim);
 void release(const Claim &claim);
 
 // Null when there is none. The other form looks the name up.

@@ -1,6 +1,7 @@
 #include "outbox/handed_out.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "outbox/cursor.hpp"
 #include "outbox/destinations.hpp"
@@ -70,6 +71,19 @@ void find_parked_part(const BatchHandle &handle, const Uuid &log, HandedOut *out
   }
 }
 
+// Fencing tokens come again when the transaction that drew them is rolled back, and what a fetch had parked
+// is not parked then: it would be recorded as delivered though it was never handed out.
+bool is_rolled_back(uint64 transaction) {
+  const FullTransactionId id = FullTransactionIdFromU64(transaction);
+  if (transaction == 0 || TransactionIdIsCurrentTransactionId(XidFromFullTransactionId(id))) return false;
+  if (!FullTransactionIdPrecedes(id, ReadNextFullTransactionId())) return true;  // its WAL was lost
+  LOCAL_FCINFO(call, 1);
+  InitFunctionCallInfoData(*call, nullptr, 1, InvalidOid, nullptr, nullptr);
+  call->args[0] = {FullTransactionIdGetDatum(id), false};
+  const Datum status = pg_xact_status(call);
+  return call->isnull || strcmp(TextDatumGetCString(status), "committed") != 0;
+}
+
 }  // namespace
 
 void lock_handed_out(const BatchHandle &handle, HandedOut *out) {
@@ -77,6 +91,9 @@ void lock_handed_out(const BatchHandle &handle, HandedOut *out) {
   if (!lock_shard(handle.destination, handle.shard, true, &out->row) ||
       !is_valid(out->row, claim, GetCurrentTimestamp()))
     raise_stale(claim);
+  if (is_rolled_back(handle.transaction))
+    pg::raise(kStaleBatch, "Fetch again: its events come again. Commit before you publish.",
+              "the transaction that fetched the batch was rolled back");
 }
 
 void find_handed_out(const BatchHandle &handle, HandedOut *out) {

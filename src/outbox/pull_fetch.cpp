@@ -203,6 +203,9 @@ void return_batch(const Batch &batch, ReturnSetInfo *result) {
   handle.from = batch.from;
   handle.to = batch.to;
   handle.check = batch.check;
+  // A lease, a window, events parked: what this transaction has written goes with it, and so does the batch.
+  if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
+    handle.transaction = U64FromFullTransactionId(GetCurrentFullTransactionId());
   for (int32 i = 0; i < batch.event_count && batch.events[i].parked; ++i)
     handle.parked[handle.parked_count++] = {batch.events[i].id, batch.events[i].turn};
   char name[BatchHandle::kMaxLength];

@@ -1,6 +1,7 @@
 #include "outbox/scheduled.hpp"
 
 #include "outbox/append.hpp"
+#include "outbox/emit.hpp"
 #include "outbox/engine.hpp"
 #include "outbox/event_key.hpp"
 #include "pg/boundary.hpp"
@@ -107,6 +108,8 @@ int64 move_due_events() {
     const MovedBatch before = batch;
     if (!move_one_batch(now, &batch)) return total;
     total += batch.moved;
+    // The events are there with the commit: also for who looked meanwhile, and for the fetch that moved them.
+    if (batch.moved > 0) announce_at_commit();
     const bool forward = batch.deliver_after != before.deliver_after || batch.created_at != before.created_at;
     if (batch.moved == 0 && !forward) return total;
     if (total > 0 && GetCurrentTimestamp() - now > kMaxMoveUs) return total;

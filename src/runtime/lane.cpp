@@ -447,8 +447,17 @@ void Lane::call_function(Milliseconds now) {
   drop_batch();
 }
 
+// The function may have done it itself, by dropping its destination: that was rolled back, and is its
+// failure.
+bool Lane::has_lost_shard() {
+  bool held = false;
+  const auto error = pg::in_transaction("looking at the shard of destination", name(),
+                                        [&] { held = outbox::is_held(claim_); });
+  return error || !held;
+}
+
 void Lane::call_failed(const pg::StepError &error, Milliseconds now) {
-  if (error.is(kStaleBatch)) {
+  if (error.is(kStaleBatch) && has_lost_shard()) {
     log_line("lost shard %d of destination \"%s\" before its batch was recorded", claim_.shard, name());
     return go();
   }
@@ -460,6 +469,7 @@ void Lane::call_failed(const pg::StepError &error, Milliseconds now) {
     singles_ = std::max(singles_, batch_->event_count);
   }
   drop_batch();
+  if (error.is(kStaleBatch)) return rest_after_failure(now);
   failed("call the function of", error, now);
 }
 

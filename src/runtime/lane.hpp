@@ -90,6 +90,7 @@ class Lane {
   void record(Milliseconds now, int timeout_ms);
   bool is_function() const;
   void call_function(Milliseconds now);
+  bool has_lost_shard();
   void call_failed(const pg::StepError &error, Milliseconds now);
   void after_record(Milliseconds now);
   void unreachable(const char *reason, Milliseconds now);

@@ -184,9 +184,16 @@ void begin_ring(RingName name) {
 
 }  // namespace
 
+// Also locks the piece for as long as the row that is about to be written may be in doubt: what seals it goes
+// by that. The lock of the insertion itself can be a cursor's.
 int active_piece(RingName name) {
   if (!ring(name).begun) begin_ring(name);
-  return ring(name).active();
+  const int piece = ring(name).active();
+  const RingTables tables = tables_of(name);
+  pg::in_subtransaction([&] {
+    for (int i = 0; i < tables.count; ++i) LockRelationOid((*tables.pieces[i])[piece], RowExclusiveLock);
+  });
+  return piece;
 }
 
 bool insert_into_ring(RingName name, const Oid (&pieces)[pg::kRingPieces], const pg::NewRow &row,

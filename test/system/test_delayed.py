@@ -8,6 +8,7 @@ import psycopg2
 import pytest
 
 from conftest import Pending, cluster, eventually, load_factor, run
+from rings import setting
 
 FETCH = "SELECT count(*) FROM outbox_fetch('{}')"
 
@@ -224,3 +225,15 @@ def test_everything_at_once(db, movers):
     cancelled = {key for key, kind, result in told if kind == "cancel" and result}
     emitted = {key for key, kind, _ in told if kind != "cancel"}
     assert cancelled and emitted - cancelled <= set(log)
+
+
+def test_who_waits_hears_of_what_its_own_fetch_has_moved(server, db, movers):
+    """The fetch does not hand it out: it is of its own transaction."""
+    fetch = FETCH.format("one")
+    with setting(server, "retrysafe.poll_interval", "1h", db.connect()):
+        schedule(db, "a")
+        client = Pending(db, "CALL retrysafe.outbox_wait('{one}', '1 hour')")  # which tells that it is due
+        assert client.result() is None
+        assert client.run(fetch) == [(0,)]
+        client.run("CALL retrysafe.outbox_wait('{one}', '1 hour')")
+        assert client.run(fetch) == [(1,)]

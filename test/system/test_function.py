@@ -372,3 +372,12 @@ def test_lets_go_of_the_database(db, clerk):
     db.sql("DELETE FROM app.stop")
     settled(db, 2)
     assert worker_pid(db) != pid
+
+
+@pytest.mark.parametrize("deed", ["outbox_drop_destination('f')", "outbox_consent('fork')"])
+def test_a_function_that_takes_its_own_shard_away_has_failed(db, clerk, deed):
+    """What it did is rolled back, and others go on."""
+    create(clerk, max_attempts=2)
+    emit(db, ("before", {}), ("a", {"sql": f"SELECT retrysafe.{deed}"}, "k"), ("after", {}))
+    settled(db, 2, 1)
+    assert "lease" in dead(db)["a"]

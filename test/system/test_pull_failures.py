@@ -274,3 +274,65 @@ def test_many_failing_keys(db):
     assert arrived["P"] == list(every)
     closing.balance(db, "d", ids)
     assert db.sql("SELECT backlog, parked_retry, parked_blocked, dead FROM outbox_status") == [(0, 0, 0, 0)]
+
+
+# -- a fetch that is rolled back --
+
+def test_what_only_a_rolled_back_fetch_had_parked_is_not_delivered(db):
+    """It holds back an event of a key with a dead one, and hands out the rest: without it nothing was held back."""
+    create(db, on_exhausted="block")
+    emit(db, "dead", ordering_key="k")
+    client = Client(db)
+    client.fetch()
+    client.nack("dead", dead=True)
+    client.ack()
+    db.sql("""SELECT outbox_emit(NULL, 'a', 't', '{}'), outbox_emit(NULL, 'behind', 't', '{}', 'k'),
+                     outbox_emit(NULL, 'b', 't', '{}')""")
+    assert client.fetch(1) == ["a"]
+    client.ack()
+    run(client.connection, "BEGIN")
+    assert client.fetch() == ["b"]
+    run(client.connection, "ROLLBACK")
+    refused("RS210", client.ack)
+    db.sql("SELECT outbox_discard('d')")
+    assert sorted(client.drain()) == ["b", "behind"]
+
+
+@pytest.mark.parametrize("call", [Client.ack, lambda client: client.nack("a"),
+                                  lambda client: run(client.connection, "SELECT outbox_release(%s)", client.batch)])
+@pytest.mark.parametrize("end", ["ROLLBACK", "ROLLBACK TO s; COMMIT"])
+def test_the_batch_of_a_rolled_back_fetch_is_nobodys(db, call, end):
+    """The next one gets the same fencing token."""
+    create(db)
+    emit(db, "a")
+    late, holder = Client(db), Client(db)
+    run(late.connection, "BEGIN; SAVEPOINT s")
+    assert late.fetch() == ["a"]
+    run(late.connection, end)
+    assert holder.fetch() == ["a"]
+    refused("RS210", call, late)
+    assert Client(db).fetch() == []
+    assert holder.ack() == 1
+
+
+def test_a_batch_is_acknowledged_where_it_was_fetched(db):
+    create(db)
+    emit(db, "a", "b")
+    client = Client(db)
+    run(client.connection, "BEGIN; SAVEPOINT s")
+    assert client.fetch() == ["a", "b"]
+    assert client.ack("a") == 1
+    run(client.connection, "RELEASE s")
+    assert client.ack() == 1
+    run(client.connection, "COMMIT")
+    assert client.fetch() == []
+
+
+@pytest.mark.parametrize("call", ["outbox_retry('d')", "outbox_discard('d')", "outbox_alter_destination('d', on_exhausted => 'dead_letter')"])
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_dead_letters_are_settled_by_what_is_there_now(db, call, isolation):
+    """An older snapshot does not show what has come to wait behind them."""
+    create(db, on_exhausted="block")
+    session = db.connect(autocommit=False)
+    session.set_session(isolation_level=isolation)
+    refused("RS207", run, session, f"SELECT {call}")

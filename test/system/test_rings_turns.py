@@ -308,3 +308,30 @@ def test_a_trigger_does_not_turn_the_ring_that_fired_it(server, db):
         first, second = (run(session, "SELECT idem_run('k', '{}', 'public.pay(jsonb)')") for _ in range(2))
     assert first == second
     assert states(db, "records")[0] == "active"
+
+
+def test_what_was_written_through_a_cursor_keeps_its_piece(db):
+    """A cursor that fails in a block of its own takes its locks along, and leaves what earlier fetches have written."""
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    fill(db)
+    assert save(begin(db), "old") == "new"
+    writer = begin(db)
+    run(writer, """SELECT idem_begin('k', 'h');
+        DO $$DECLARE
+          emits CURSOR FOR SELECT CASE i WHEN 1 THEN outbox_emit('k', NULL, 't', '{}') ELSE 1 / (i - 2) END FROM generate_series(1, 2) i;
+          answers CURSOR FOR SELECT CASE i WHEN 1 THEN idem_complete('k')::text ELSE (1 / (i - 2))::text END FROM generate_series(1, 2) i;
+          said text;
+        BEGIN
+          OPEN emits; OPEN answers;
+          FOR n IN 1..2 LOOP
+            BEGIN FETCH emits INTO said; EXCEPTION WHEN division_by_zero THEN NULL; END;
+            BEGIN FETCH answers INTO said; EXCEPTION WHEN division_by_zero THEN NULL; END;
+          END LOOP;
+        END$$""")
+    rotate(db, "log")
+    rotate(db, "records")
+    settle(db)
+    assert [held_by(db, name) for name in ("log", "records")] == [["writers"], ["writers"]]
+    writer.commit()
+    assert fetch_all(db, "d") == ["e1", "k~1"]
+    assert db.value("SELECT count(*) FROM idempotency_records WHERE key = 'k'") == 1

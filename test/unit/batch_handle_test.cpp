@@ -28,6 +28,17 @@ TEST(BatchHandle, ComesBackAsItWas) {
   EXPECT_EQ(again.parked[1].id, 9);
 }
 
+TEST(BatchHandle, TellsTheTransactionThatFetched) {
+  BatchHandle handle{7, 2, 12, 345, 900, 1000, 77, 1, {{5, 1}}};
+  handle.transaction = 761;
+  EXPECT_EQ(format(handle), "7.2.12.345.900.1000.77:761.5~1");
+  BatchHandle again;
+  ASSERT_TRUE(parse_handle(format(handle), &again));
+  EXPECT_EQ(again.transaction, 761u);
+  ASSERT_TRUE(parse_handle("7.2.12.345.900.1000.77", &again));
+  EXPECT_EQ(again.transaction, 0u);
+}
+
 TEST(BatchHandle, FitsWithTheLargestNumbers) {
   const auto most = std::numeric_limits<std::int64_t>::max();
   BatchHandle handle{std::numeric_limits<std::int32_t>::max(),
@@ -40,6 +51,7 @@ TEST(BatchHandle, FitsWithTheLargestNumbers) {
                      BatchHandle::kMaxParked,
                      {}};
   for (ParkedItem &item : handle.parked) item = {most, std::numeric_limits<std::int32_t>::max()};
+  handle.transaction = std::numeric_limits<std::uint64_t>::max();
   const std::string text = format(handle);
   EXPECT_LT(text.size(), static_cast<std::size_t>(BatchHandle::kMaxLength));
   EXPECT_TRUE(parses(text));
@@ -52,6 +64,10 @@ TEST(BatchHandle, RefusesWhateverItDidNotWrite) {
                            "1",
                            "1.0.1.1.0.3",
                            "1.0.1.1.0.3.",
+                           "1.0.1.1.0.3.5:",
+                           "1.0.1.1.0.3.5:0",
+                           "1.0.1.1.0.3.5:07",
+                           "1.0.1.1.0.3.5:7:8",
                            "1.0.1.1.0.3.5 ",
                            " 1.0.1.1.0.3.5",
                            "+1.0.1.1.0.3.5",
