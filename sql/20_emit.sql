@@ -89,4 +89,8 @@ BEGIN;
 ALTER SEQUENCE outbox_log_id_seq CACHE 20;
 SELECT outbox_emit(null, 'ahead', 't', '1');
 ROLLBACK;
+BEGIN;
+ALTER SEQUENCE outbox_log_id_seq CYCLE;
+SELECT outbox_emit(null, 'again', 't', '1');
+ROLLBACK;
 SELECT outbox_emit(null, 'in order', 't', '1') IS NOT NULL AS emitted;

@@ -32,10 +32,10 @@ int64 draw_position(Oid sequence) {
   HeapTuple tuple = SearchSysCache1(SEQRELID, ObjectIdGetDatum(sequence));
   if (!HeapTupleIsValid(tuple)) elog(ERROR, "retrysafe: sequence %u is gone", sequence);
   const auto *form = reinterpret_cast<Form_pg_sequence>(GETSTRUCT(tuple));
-  const bool in_order = form->seqcache == 1 && form->seqincrement > 0;
+  const bool in_order = form->seqcache == 1 && form->seqincrement > 0 && !form->seqcycle;
   ReleaseSysCache(tuple);
   if (!in_order)
-    pg::raise(kPositionsOutOfOrder, "Use ALTER SEQUENCE … CACHE 1 INCREMENT 1.",
+    pg::raise(kPositionsOutOfOrder, "Use ALTER SEQUENCE … CACHE 1 INCREMENT 1 NO CYCLE.",
               "sequence outbox_log_id_seq was altered so that positions do not come in order");
   return nextval_internal(sequence, false);
 }

@@ -20,8 +20,9 @@ struct Shard {
   int32 destination, shard;
 };
 
+// Also those that have no row, because somebody removed it: they keep what they have not had.
 constinit pg::Statement select_shards{
-    "SELECT destination, shard FROM @.outbox_shards JOIN @.outbox_destinations USING (destination)"
+    "SELECT destination, shard FROM @.outbox_destinations, generate_series(0, shards - 1) AS shard"
     " WHERE $1 OR lost_at IS NULL ORDER BY destination, shard",
     {BOOLOID}};
 

@@ -10,6 +10,7 @@ constinit Extension cached{};
 constinit bool cache_valid = false;
 constinit uint64 changes = 0;  // heard of
 constinit uint64 generation = 0;
+constinit NameData missing{};  // what was not there when the extension was read last
 
 void forget() {
   cache_valid = false;
@@ -58,13 +59,26 @@ bool read_extension_row(Extension &e) {
   return found;
 }
 
+// While an index is being made or dropped concurrently, and after that failed, rows are missing from it.
+bool is_valid_index(Oid index) {
+  HeapTuple row = SearchSysCache1(INDEXRELID, ObjectIdGetDatum(index));
+  if (!HeapTupleIsValid(row)) return false;
+  const bool valid = reinterpret_cast<Form_pg_index>(GETSTRUCT(row))->indisvalid;
+  ReleaseSysCache(row);
+  return valid;
+}
+
 // InvalidOid unless the relation is a member of the extension: a table that somebody else put into our schema
 // under one of our names is not touched.
 Oid find_member(const Extension &e, const char *name) {
+  namestrcpy(&missing, name);
   const Oid relation = get_relname_relid(name, e.schema);
   if (!OidIsValid(relation)) return InvalidOid;
   Oid table = relation;
-  if (get_rel_relkind(relation) == RELKIND_INDEX) table = IndexGetRelation(relation, true);
+  if (get_rel_relkind(relation) == RELKIND_INDEX) {
+    if (!is_valid_index(relation)) return InvalidOid;
+    table = IndexGetRelation(relation, true);
+  }
   if (!OidIsValid(table) || getExtensionOfObject(RelationRelationId, table) != e.oid) return InvalidOid;
   return relation;
 }
@@ -78,6 +92,7 @@ bool find_pieces(const Extension &e, const char *name, Oid (&pieces)[kRingPieces
 }
 
 bool read_extension(Extension &e) {
+  missing = {};
   if (!read_extension_row(e)) return false;
   const char *schema = get_namespace_name(e.schema);
   if (!schema) return false;
@@ -111,6 +126,13 @@ const Extension *extension_if_installed() {
 
 const Extension &extension() {
   const Extension *e = extension_if_installed();
+  if (!e && NameStr(missing)[0])
+    raise_detailed(
+        kNotInstalled, psprintf("\"%s\" is missing, or an index that is not valid.", NameStr(missing)),
+        "Run ALTER EXTENSION retrysafe UPDATE. Where somebody has dropped an index, or an index is not "
+        "valid, make it again as it was, or REINDEX it.",
+        "extension \"retrysafe\" is not complete in this database, or of a version that this "
+        "library does not know");
   if (!e)
     raise(kNotInstalled, "Run CREATE EXTENSION retrysafe, or ALTER EXTENSION retrysafe UPDATE.",
           "extension \"retrysafe\" is not installed in this database in a version that this library knows");

@@ -25,7 +25,7 @@ struct IndexShape {
 struct TableShape {
   Oid oid;
   uint64 generation;  // of the extension, which changes with every change of the table
-  int index_count;
+  int index_count;    // -1: too many
   IndexShape indexes[8];
 };
 
@@ -67,9 +67,9 @@ const TableShape &shape_of(Relation table) {
 
   TableShape shape{};
   List *indexes = RelationGetIndexList(table);
-  if (list_length(indexes) > static_cast<int>(lengthof(shape.indexes)))
-    elog(ERROR, "retrysafe: table \"%s\" has too many indexes", RelationGetRelationName(table));
-  for (; shape.index_count < list_length(indexes); ++shape.index_count)
+  const bool fits = list_length(indexes) <= static_cast<int>(lengthof(shape.indexes));
+  if (!fits) shape.index_count = -1;
+  for (; fits && shape.index_count < list_length(indexes); ++shape.index_count)
     shape.indexes[shape.index_count] = shape_of_index(list_nth_oid(indexes, shape.index_count));
   list_free(indexes);
   shape.oid = oid;
@@ -123,7 +123,7 @@ bool enter_any(Relation table, const IndexShape &shape, TupleTableSlot *slot, In
 // exactly one sees the other.
 bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
   Relation table = table_open(oid, RowExclusiveLock);
-  if (needs_insert_statement(table, row)) {
+  if (needs_insert_statement(table, row) || shape_of(table).index_count < 0) {
     const bool inserted = insert_by_statement(table, row, unique_index);
     table_close(table, NoLock);
     return inserted;

@@ -334,6 +334,41 @@ def test_a_publication_of_the_log_passes_what_is_inserted(server, db):
         db.sql(f"SELECT pg_drop_replication_slot('s_{db.name}')")
 
 
+def test_an_index_that_is_not_valid_yet_is_none(db):
+    """Rows are missing from it; a reader that went by it would pass over them."""
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    fill(db, 2)
+    holder, writer = begin(db), begin(db)
+    db.sql("ALTER TABLE outbox_log_1 DROP CONSTRAINT outbox_log_pkey_1")
+    run(holder, "LOCK outbox_log_1 IN ROW EXCLUSIVE MODE")
+    build = Pending(db, "CREATE UNIQUE INDEX CONCURRENTLY outbox_log_pkey_1 ON retrysafe.outbox_log_1 (id)")
+    assert build.blocks()
+    with pytest.raises(psycopg2.Error) as error:
+        emit(writer, "refused")
+    assert error.value.pgcode == "RS301" and "outbox_log_pkey_1" in error.value.diag.message_detail
+    writer.rollback()
+    holder.rollback()
+    build.result()
+    emit(writer, "a")
+    writer.commit()
+    assert fetch_all(db, "d") == ["e1", "e2", "a"]
+
+
+def test_more_indexes_than_are_remembered(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    for table in "outbox_log_1", "idem_records_1":
+        for _ in range(9):
+            db.sql(f"CREATE INDEX ON {table} (txid)")
+    writer = begin(db)
+    assert save(writer, "k") == "new"
+    emit(writer, "a")
+    assert emit(writer, "a") == 1
+    writer.commit()
+    assert fetch_all(db, "d") == ["a"]
+    run(db.connect(), "SET enable_seqscan = off")
+    assert db.value("SELECT count(*) FROM idempotency_records WHERE key = 'k'") == 1
+
+
 def test_an_extension_that_was_made_anew_in_the_same_transaction(db):
     """Its positions begin again, and its destinations have what is written from then on."""
     fill(db, 5, "old")

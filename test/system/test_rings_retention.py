@@ -19,6 +19,16 @@ def turn_all(db, *destinations, rounds=8):
             fetch_all(db, name)
 
 
+def test_a_shard_that_somebody_removed_keeps_what_it_has_not_had(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull', shards => 2)")
+    fill(db, 3)
+    db.sql("TRUNCATE outbox_shards")
+    assert db.sql("SELECT state, backlog FROM outbox_status") == [("unclaimed", None)]
+    turn_all(db)
+    assert (states(db, "log"), held_by(db, "log")) == (["sealed", "active"], ["destination d"])
+    assert copies(db, "e1") == 1
+
+
 @pytest.mark.parametrize("hold", ["slow", "paused", "in hand"])
 def test_what_a_destination_has_not_recorded_stays(db, hold):
     db.sql("SELECT outbox_create_destination('d', 'pull')")

@@ -51,12 +51,12 @@ CREATE VIEW @extschema@.ring_status AS
     SELECT pg_catalog.clock_timestamp() AS now,
            pg_catalog.current_setting('retrysafe.outbox_retention', true)::interval AS outbox_retention
   ), behind AS MATERIALIZED ( -- up to where the log has been seen by all that a destination has recorded
-    SELECT d.name, pg_catalog.min(@extschema@.outbox_passed_position(h.destination, h.shard)) AS position,
-           pg_catalog.min(@extschema@.outbox_passed_position(h.destination, h.shard, clock.now - clock.outbox_retention))
+    SELECT d.name, pg_catalog.min(@extschema@.outbox_passed_position(d.destination, shard)) AS position,
+           pg_catalog.min(@extschema@.outbox_passed_position(d.destination, shard, clock.now - clock.outbox_retention))
              AS kept_position -- for retention counts from when it was recorded
       FROM clock
-     CROSS JOIN @extschema@.outbox_shards h
-      JOIN @extschema@.outbox_destinations d USING (destination)
+     CROSS JOIN @extschema@.outbox_destinations d
+     CROSS JOIN LATERAL pg_catalog.generate_series(0, d.shards - 1) AS shard
      WHERE d.lost_at IS NULL
      GROUP BY d.name
   )
@@ -127,7 +127,8 @@ CREATE VIEW @extschema@.outbox_status AS
    CROSS JOIN (SELECT @extschema@.outbox_suspended_reason() AS reason) AS suspended
    CROSS JOIN (SELECT @extschema@.outbox_awaits_standby() AS awaited) AS standby
    CROSS JOIN LATERAL (
-           SELECT greatest(log.position - pg_catalog.min(b.position), 0) AS backlog,
+           -- Where progress is missing, it is unknown.
+           SELECT CASE WHEN pg_catalog.count(*) = d.shards THEN greatest(log.position - pg_catalog.min(b.position), 0) END AS backlog,
                   pg_catalog.min(b.position) AS position,
                   pg_catalog.sum(b.total_delivered)::bigint AS delivered,
                   pg_catalog.max(h.failures) AS failures,
