@@ -143,3 +143,10 @@ SELECT idem_hash(j) = sha256(convert_to(j::text, 'UTF8')) AS defined
   FROM (VALUES ('{"b": 2, "a": [1.50, null, "é"]}'::jsonb), ('""'), ('{}'), ('"\n\\\u20ac"')) AS v (j);
 
 SELECT count(idem_forget(key, scope)) > 0 AS cleaned FROM idempotency_records;
+
+-- A transaction that becomes read-only on its way.
+BEGIN;
+SELECT outcome FROM idem_begin('turned', 'h');
+SET TRANSACTION READ ONLY;
+SELECT idem_complete('turned', '1');
+ROLLBACK;

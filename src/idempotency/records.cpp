@@ -119,6 +119,7 @@ const Record *find_record(const Key &key) {
 
 void save_record(const Claim &claim, TimestampTz completed_at, TimestampTz expires_at, const text *status,
                  const Jsonb *response) {
+  PreventCommandIfReadOnly("idem_complete()");  // an insertion past the executor would not notice
   const Terms &terms = *claim.terms;
   const Datum txid = FullTransactionIdGetDatum(GetTopFullTransactionId());
   bool saved;
