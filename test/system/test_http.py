@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections import defaultdict
+from statistics import median
 from urllib.parse import unquote
 
 import pytest
@@ -257,13 +258,13 @@ def run_with_refusals(db, receiver, name):
 @pytest.mark.alone
 def test_one_refused_key_and_one_failing_key_hold_up_no_other(db, receiver):
     """Case 17, 1,000 keys of 20 events, with T refused for 6 s instead of 60, which is longer than the others take. They
-    finish as fast as in a clean run, +20 %. The two kinds of run take turns, at least three, and the best of each
+    finish as fast as in a clean run, +20 %. The two kinds of run take turns, at least three, and the median of each
     counts: what else the machine does comes and goes, what a failing key costs the others is there each time."""
     clean, took = [], []
-    while len(took) < 3 or (min(took) > min(clean) * 1.2 and len(took) < 8):
+    while len(took) < 3 or (median(took) > median(clean) * 1.2 and len(took) < 8):
         clean.append(clean_run(db, receiver, f"clean{len(clean)}"))
         took.append(run_with_refusals(db, receiver, f"refusing{len(took)}"))
-    assert min(took) <= min(clean) * 1.2, (took, clean)
+    assert median(took) <= median(clean) * 1.2, (took, clean)
 
 
 @pytest.mark.parametrize("on_exhausted", ["dead_letter", "block"])
