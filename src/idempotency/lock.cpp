@@ -1,5 +1,9 @@
 #include "idempotency/lock.hpp"
 
+#include "pg/lock_owner.hpp"
+
+#include "pg/server.hpp"
+
 namespace retrysafe::idempotency {
 
 namespace {

@@ -3,6 +3,7 @@
 #include "outbox/log_columns.hpp"
 #include "pg/error.hpp"
 #include "pg/fault_point.hpp"
+#include "pg/lock_owner.hpp"
 #include "pg/table_insert.hpp"
 #include "pg/xact_events.hpp"
 #include "storage/ring.hpp"

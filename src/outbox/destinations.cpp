@@ -121,7 +121,7 @@ void check_policies(Definition *d) {
     pg::raise(kInvalidParameter, "It must be \"dead_letter\" or \"block\".", "invalid on_exhausted");
   check_number("batch_events", d->batch_events, 1, 10000);
   check_number("batch_bytes", d->batch_bytes, 1024, 256 * 1024 * 1024);
-  check_interval("lease", d->lease, 100 * kMillisecond, kLongestLeaseUs,
+  check_interval("lease", d->lease, kShortestLeaseUs, kLongestLeaseUs,
                  "It must be from 100 milliseconds to 1 day.");
 }
 

@@ -73,7 +73,7 @@ void find_parked_part(const BatchHandle &handle, const Uuid &log, HandedOut *out
 
 // Fencing tokens come again when the transaction that drew them is rolled back, and what a fetch had parked
 // is not parked then: it would be recorded as delivered though it was never handed out.
-bool is_rolled_back(uint64 transaction) {
+bool has_not_committed(uint64 transaction) {
   const FullTransactionId id = FullTransactionIdFromU64(transaction);
   if (transaction == 0 || TransactionIdIsCurrentTransactionId(XidFromFullTransactionId(id))) return false;
   if (!FullTransactionIdPrecedes(id, ReadNextFullTransactionId())) return true;  // its WAL was lost
@@ -91,9 +91,9 @@ void lock_handed_out(const BatchHandle &handle, HandedOut *out) {
   if (!lock_shard(handle.destination, handle.shard, true, &out->row) ||
       !is_valid(out->row, claim, GetCurrentTimestamp()))
     raise_stale(claim);
-  if (is_rolled_back(handle.transaction))
+  if (has_not_committed(handle.transaction))
     pg::raise(kStaleBatch, "Fetch again: its events come again. Commit before you publish.",
-              "the transaction that fetched the batch was rolled back");
+              "the transaction that fetched the batch has not committed");
 }
 
 void find_handed_out(const BatchHandle &handle, HandedOut *out) {

@@ -13,7 +13,6 @@ namespace retrysafe::outbox {
 
 namespace {
 
-constexpr int64 kShortestLeaseUs = 100'000;
 constexpr int kMaxReason = 1000;
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 namespace retrysafe::outbox {
 
+constexpr int64 kShortestLeaseUs = 100'000;
 constexpr int64 kLongestLeaseUs = USECS_PER_DAY;
 
 struct ShardKey {

@@ -2,8 +2,6 @@
 // (server.hpp excepted, for a header that moved).
 #pragma once
 
-#include <type_traits>
-
 #include "pg/server.hpp"
 
 namespace retrysafe::pg {
@@ -47,22 +45,6 @@ inline void end_index_insert([[maybe_unused]] Relation index, [[maybe_unused]] I
 #if PG_VERSION_NUM >= 170000
   index_insert_cleanup(index, info);
 #endif
-}
-
-// A lock that has to live exactly as long as what the (sub)transaction writes. Inside a cursor the current
-// resource owner is the portal's, which may outlive a rolled back subtransaction or die with a later one.
-template <class Body>
-auto in_subtransaction(Body &&body) {
-  ResourceOwner const portal = CurrentResourceOwner;
-  CurrentResourceOwner = CurTransactionResourceOwner;
-  if constexpr (std::is_void_v<decltype(body())>) {
-    body();
-    CurrentResourceOwner = portal;
-  } else {
-    auto result = body();
-    CurrentResourceOwner = portal;
-    return result;
-  }
 }
 
 // Whether this transaction has locked the table in that mode.

@@ -25,7 +25,7 @@ struct IndexShape {
 struct TableShape {
   Oid oid;
   uint64 generation;  // of the extension, which changes with every change of the table
-  int index_count;    // -1: too many
+  int index_count;    // -1: too many, it takes a statement
   IndexShape indexes[8];
 };
 
@@ -123,12 +123,12 @@ bool enter_any(Relation table, const IndexShape &shape, TupleTableSlot *slot, In
 // exactly one sees the other.
 bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
   Relation table = table_open(oid, RowExclusiveLock);
-  if (needs_insert_statement(table, row) || shape_of(table).index_count < 0) {
+  const TableShape shape = shape_of(table);  // a copy: functions of an index may insert elsewhere
+  if (shape.index_count < 0 || needs_insert_statement(table, row)) {
     const bool inserted = insert_by_statement(table, row, unique_index);
     table_close(table, NoLock);
     return inserted;
   }
-  const TableShape shape = shape_of(table);  // a copy: functions of an index may insert elsewhere
   const int columns = RelationGetNumberOfAttributes(table);
   const int given = std::min(row.columns, columns);
   TupleTableSlot *slot = MakeSingleTupleTableSlot(RelationGetDescr(table), &TTSOpsVirtual);

@@ -469,7 +469,7 @@ void Lane::call_failed(const pg::StepError &error, Milliseconds now) {
     singles_ = std::max(singles_, batch_->event_count);
   }
   drop_batch();
-  if (error.is(kStaleBatch)) return rest_after_failure(now);
+  if (error.is(kStaleBatch)) return rest_after_failure(now);  // failed() would take it for a lost shard
   failed("call the function of", error, now);
 }
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "pg/fault_point.hpp"
+#include "pg/lock_owner.hpp"
 #include "storage/ring_columns.hpp"
 
 #include "pg/server.hpp"

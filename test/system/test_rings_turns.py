@@ -269,7 +269,7 @@ def test_a_ring_that_turns_while_it_is_looked_at(db):
 # --- who turns a ring is not who writes to it ---
 
 
-def test_a_transaction_does_not_seal_what_it_has_written(server, db):
+def test_a_transaction_does_not_seal_what_it_has_written(db):
     """Its own locks do not keep it off."""
     db.sql("SELECT outbox_create_destination('d', 'pull')")
     fill(db)
