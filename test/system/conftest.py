@@ -21,6 +21,7 @@ import pytest
 pytest.register_assert_rewrite("closing", "brokers.contract")
 import closing  # noqa: E402
 from preload import sanitizer_stays_here  # noqa: E402, F401 (a fixture)
+from waiting import eventually  # noqa: E402, F401
 
 TOP = pathlib.Path(__file__).resolve().parents[2]
 
@@ -185,20 +186,6 @@ class Pending:
 
     def close(self):
         self.connection.close()
-
-
-def eventually(condition, timeout=20, message="the condition did not come true"):
-    """Polls `condition` until it is true: for what other processes do in their own time. Often at first, then less so: a
-    look may well cost more than what it waits for. Below a sanitizer everything takes longer."""
-    deadline = time.monotonic() + timeout * float(os.environ.get("RETRYSAFE_SLOWNESS", 1))
-    pause = 0.01
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, message
-        time.sleep(pause)
-        pause = min(pause * 1.3, 0.1)
 
 
 def in_spite_of_crashes(action):

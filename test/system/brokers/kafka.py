@@ -25,6 +25,7 @@ import ending
 from brokers.broker import Broker, Message
 from brokers.librdkafka import INVALID_REPLICATION_FACTOR, Failure, configure_topic, create_topic
 from brokers.ports import free_ports
+from waiting import deadline
 
 HERE = pathlib.Path(__file__).resolve().parent / "kafka_jars"
 JARS = HERE.parents[3] / "build/kafka"
@@ -169,11 +170,11 @@ class Kafka(Broker):
             self._format("server.properties")
         with ending.deferred():
             self._process = self._run("server.properties")
-        deadline = time.monotonic() + 60
+        ends = deadline(60)
         made = False
         while True:
             assert self._process.poll() is None, (self.directory / "log").read_text()[-3000:]
-            assert time.monotonic() < deadline, "the broker does not come up"
+            assert time.monotonic() < ends, "the broker does not come up"
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()
                 if not made:
@@ -189,7 +190,7 @@ class Kafka(Broker):
             with ending.deferred():
                 self._replica = self._run("replica.properties")
             while len(self._metadata(TOPIC)["brokers"]) < 2:
-                assert time.monotonic() < deadline, "the second node does not come up"
+                assert time.monotonic() < ends, "the second node does not come up"
                 time.sleep(0.05)
 
     def _metadata(self, topic):
@@ -210,9 +211,9 @@ class Kafka(Broker):
         """For good; waits until the first node leads the topic's partitions alone."""
         self._replica.kill()
         self._replica.wait()
-        deadline = time.monotonic() + 60
+        ends = deadline(60)
         while any([r["id"] for r in p["isrs"]] != [1] for p in self._metadata(topic)["topics"][0]["partitions"]):
-            assert time.monotonic() < deadline, "the second node is still in sync"
+            assert time.monotonic() < ends, "the second node is still in sync"
             time.sleep(0.05)
 
     def pause(self):
@@ -231,12 +232,12 @@ class Kafka(Broker):
 
     def create_topic(self, name, partitions=1, replicas=1, **config):
         """Waits for nodes that are shut out because they were late with a heart-beat: on a busy machine a second is short."""
-        deadline = time.monotonic() + 20
+        ends = deadline(20)
         while True:
             try:
                 return create_topic(self.brokers, name, partitions, replicas, **config)
             except Failure as failure:
-                if failure.code != INVALID_REPLICATION_FACTOR or time.monotonic() > deadline:
+                if failure.code != INVALID_REPLICATION_FACTOR or time.monotonic() > ends:
                     raise
             time.sleep(0.05)
 

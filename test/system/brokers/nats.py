@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import ending
 from brokers.broker import Broker, Message
 from brokers.ports import free_port
+from waiting import deadline
 
 SERVER = "/usr/sbin/nats-server"
 MAX_PAYLOAD = 512 * 1024
@@ -160,9 +161,9 @@ class Server:
         with open(self.folder / "log", "ab") as log, ending.deferred():
             self._process = subprocess.Popen([SERVER, "-c", config], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                              preexec_fn=die_with_parent)
-        deadline = time.monotonic() + 10
+        ends = deadline(10)
         while not self._greets():
-            assert self._process.poll() is None and time.monotonic() < deadline, self.log()
+            assert self._process.poll() is None and time.monotonic() < ends, self.log()
             time.sleep(0.02)
 
     def _greets(self):

@@ -14,6 +14,7 @@ import pika
 import ending
 from brokers.broker import Broker, Message
 from brokers.ports import free_ports
+from waiting import deadline
 
 logging.getLogger("pika").setLevel(logging.CRITICAL)  # failures are raised as well
 
@@ -80,9 +81,9 @@ class RabbitMQ(Broker):
         with open(self.directory / "out", "a") as out, ending.deferred():
             self._process = self._run("bash", "-c", RUNNER, stdin=subprocess.PIPE, stdout=out, stderr=out,
                                       start_new_session=True)
-        deadline = time.monotonic() + 60
+        ends = deadline(60)
         while not self._is_up():
-            assert time.monotonic() < deadline, (self.directory / "out").read_text()
+            assert time.monotonic() < ends, (self.directory / "out").read_text()
             time.sleep(0.1)
 
     def _is_up(self):

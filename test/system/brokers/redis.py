@@ -10,6 +10,7 @@ import time
 import ending
 from brokers.broker import Broker, Message
 from brokers.ports import free_port
+from waiting import deadline
 
 PASSWORD = "correct horse"
 
@@ -39,9 +40,9 @@ class Redis(Broker):
                  # What was acknowledged is on disk.
                  "--appendonly", "yes", "--appendfsync", "always", "--requirepass", PASSWORD,
                  "--proto-max-bulk-len", "1mb", *map(str, self.settings)])
-        deadline = time.monotonic() + 60  # it reads all that it has
+        ends = deadline(60)  # it reads all that it has
         while not self.cli("PING").startswith(until):
-            assert time.monotonic() < deadline and self.process.poll() is None, (self.folder / "log").read_text()
+            assert time.monotonic() < ends and self.process.poll() is None, (self.folder / "log").read_text()
             time.sleep(0.02)
 
     def kill(self):
