@@ -750,7 +750,7 @@ def test_messages_given_back_that_were_never_sent(broker):
             talk.raw(stranger * 50_000)
             talk.send(spec.Basic.Ack(count, multiple=True))
 
-    with ScriptedBroker(on_message) as script, scripted(script, max_in_flight=count) as sink:
-        outcomes = sink.send(*(event(i) for i in range(count)), within=60)
+    with ScriptedBroker(on_message) as script, scripted(script, max_in_flight=count, timeout=600_000) as sink:
+        outcomes = sink.send(*(event(i) for i in range(count)), within=600)
         assert {o.status for o in outcomes} == {DELIVERED}
         assert sink.longest < 1
