@@ -67,6 +67,8 @@ SET LOCAL retrysafe.max_response_bytes = 10;
 SELECT pg_temp.try($$idem_complete('own', '"123456789"')$$);
 SELECT idem_complete('own', '"12345678"');
 RESET retrysafe.max_response_bytes;
+-- Two gigabytes of text from a hundred kilobytes: they are not written out to be counted.
+SELECT pg_temp.try($$idem_complete('own', (SELECT jsonb_agg(1e131071) FROM generate_series(1, 16000)))$$);
 SELECT pg_temp.try($$idem_complete('own', '"12345679"')$$), pg_temp.try($$idem_complete('own')$$),
        pg_temp.try($$idem_complete('own', '"12345678"', status => 'failed')$$);
 SELECT idem_complete('own', '"12345678"');

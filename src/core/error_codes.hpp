@@ -58,8 +58,8 @@ inline constexpr ErrorCode kConsentRefused{"RS215"};
 inline constexpr ErrorCode kInvalidFunction{"RS216"};  // kind function: missing, wrong signature
 inline constexpr ErrorCode kNotFetchable{"RS217"};     // kind function is worked inside the database only
 inline constexpr ErrorCode kDestinationLost{"RS218"};  // it held back more than retrysafe.max_retained_bytes
-inline constexpr ErrorCode kInTransactionBlock{"RS219"};  // rings are not turned there: a warning
-inline constexpr ErrorCode kMissingLibrary{"RS220"};      // of a kind that is registered: a warning
+inline constexpr ErrorCode kTransactionGoesOn{"RS219"};  // rings are not turned then: a warning
+inline constexpr ErrorCode kMissingLibrary{"RS220"};     // of a kind that is registered: a warning
 
 // Installation and processes
 inline constexpr ErrorCode kNotInstalled{"RS301"};  // the extension is missing or of another version

@@ -1,5 +1,7 @@
 #include "idempotency/begin.hpp"
 
+#include <algorithm>
+
 #include "idempotency/claims.hpp"
 #include "idempotency/records.hpp"
 #include "pg/error.hpp"
@@ -40,12 +42,11 @@ TimestampTz expiry(TimestampTz completed_at, const Interval *ttl) {
 }
 
 void check_response(Jsonb *response) {
-  int size;
-  if (response && pg::json_exceeds(response, settings::max_response_bytes, &size))
+  if (response && pg::json_exceeds(response, settings::max_response_bytes))
     pg::raise(
         kResponseTooLarge,
         "Save a reference to a large answer instead of the answer, or raise retrysafe.max_response_bytes.",
-        "response is too large: %d bytes of JSON, the limit is %d", size, settings::max_response_bytes);
+        "response is too large: more than %d bytes of JSON text", settings::max_response_bytes);
 }
 
 void check_status(const text *status) {
@@ -124,6 +125,7 @@ Answer begin(const Request &request, const Interval *ttl, Wait wait) {
 
 void complete(const Key &key, Jsonb *response, text *status) {
   check_status(status);
+  check_response(response);
   require_claim(key);
   const Claim &claim = *find_claim(key);
   if (claim.state == ClaimState::kCompleted) {
@@ -134,9 +136,10 @@ void complete(const Key &key, Jsonb *response, text *status) {
               "this transaction has completed idempotency key \"%s\" already, with another answer",
               text_to_cstring(key.key));
   }
-  check_response(response);
-  const TimestampTz now = GetCurrentTimestamp();
-  save_record(claim, now, expiry(now, claim.terms->ttl), status, response);
+  // Not before it was begun, whatever happened to the clock meanwhile: of the answers that a key had one
+  // after the other, the last one expires last.
+  const TimestampTz completed_at = std::max(GetCurrentTimestamp(), claim.terms->begun_at);
+  save_record(claim, completed_at, expiry(completed_at, claim.terms->ttl), status, response);
   claim_completed(key);
 }
 

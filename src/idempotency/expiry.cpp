@@ -75,8 +75,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_idem_cleanup) {
   if (PG_ARGISNULL(0) || PG_GETARG_INT32(0) < 1)
     pg::raise(kInvalidParameter, "It bounds how many rows of each kind one call removes.",
               "max_rows must be 1 or more");
-  // First: a ring is not turned by who has written to it.
-  const bool turned = storage::may_turn_here() && idempotency::turn_record_ring() == storage::Turn::kDone;
+  // Last: others wait for the end of the transaction that has turned a ring.
   const int64 removed = idempotency::remove_expired(PG_GETARG_INT32(0));
+  const bool turned = storage::may_turn_in(fcinfo) && idempotency::turn_record_ring() == storage::Turn::kDone;
   PG_RETURN_INT64(removed + (turned ? 1 : 0));
 }

@@ -5,6 +5,7 @@
 #include "pg/boundary.hpp"
 #include "pg/error.hpp"
 #include "pg/extension.hpp"
+#include "pg/fault_point.hpp"
 
 namespace retrysafe::idempotency {
 
@@ -63,14 +64,20 @@ Datum peek_function(FunctionCallInfo fcinfo, HashForm form) {
 
   const Claim *claim = find_claim(key);
   if (claim && claim->state == ClaimState::kOwned) return row_of({Outcome::kInProgress, nullptr, nullptr});
-  const Record *record = find_record(key);
   const bool own = claim && claim->state == ClaimState::kCompleted;
-  if (record && (own || record->is_alive(GetCurrentTimestamp()))) {
-    if (hash && !same_bytes(hash, record->request_hash))
-      return row_of({Outcome::kConflict, nullptr, nullptr});
-    return row_of({Outcome::kReplay, record->response, record->status});
+  const auto find = [&] {
+    const Record *record = find_record(key);
+    return record && (own || record->is_alive(GetCurrentTimestamp())) ? record : nullptr;
+  };
+  const Record *record = find();
+  if (!record) {
+    RETRYSAFE_FAULT_POINT("idem.peek_at_lock");
+    if (locked_by_another(key)) return row_of({Outcome::kInProgress, nullptr, nullptr});
+    record = find();  // an owner may have committed between the two
   }
-  return row_of({locked_by_another(key) ? Outcome::kInProgress : Outcome::kUnknown, nullptr, nullptr});
+  if (!record) return row_of({Outcome::kUnknown, nullptr, nullptr});
+  if (hash && !same_bytes(hash, record->request_hash)) return row_of({Outcome::kConflict, nullptr, nullptr});
+  return row_of({Outcome::kReplay, record->response, record->status});
 }
 
 }  // namespace
@@ -115,6 +122,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_idem_complete) {
 // idem_forget(key, scope) → bool
 RETRYSAFE_SQL_FUNCTION(retrysafe_idem_forget) {
   const Key key = key_argument(fcinfo, 0, 1);
+  PreventCommandIfReadOnly("idem_forget()");  // also where there is nothing to forget
   // A record that the snapshot cannot see is a serialization failure here too, not a silent "false".
   (void)lock(key, Wait::kYes);  // an answer that is just being saved is removed as well
   if (!find_record(key) || !remove_record(key)) PG_RETURN_BOOL(false);

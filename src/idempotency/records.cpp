@@ -111,7 +111,7 @@ const Record *find_record(const Key &key) {
   for (int i = 0; i < ring.count; ++i) {
     const int piece = ring.newest(i);
     newest = newest_in(e.idem_records_pieces[piece], e.idem_records_pkey_pieces[piece], key, newest);
-    if (newest && newest->is_alive(GetCurrentTimestamp())) return newest;  // only one is
+    if (newest && newest->is_alive(GetCurrentTimestamp())) break;  // the older pieces have older ones
   }
   if (pg::is_untouched(e.idem_records_with_ttl)) return newest;  // many never give a ttl
   return newest_in(e.idem_records_with_ttl, e.idem_records_with_ttl_pkey, key, newest);

@@ -97,12 +97,11 @@ void check_event_type(const text *type) {
 }
 
 void check_payload(Jsonb *payload) {
-  int size;
-  if (payload && pg::json_exceeds(payload, settings::max_payload_bytes, &size))
+  if (payload && pg::json_exceeds(payload, settings::max_payload_bytes))
     pg::raise(
         kPayloadTooLarge,
         "Emit a reference to the data instead, or have an administrator raise retrysafe.max_payload_bytes.",
-        "payload is too large: %d bytes of JSON text, %d are allowed", size, settings::max_payload_bytes);
+        "payload is too large: more than %d bytes of JSON text", settings::max_payload_bytes);
 }
 
 std::string_view view(const JsonbValue &string) {

@@ -200,7 +200,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_cleanup) {
     pg::raise(kInvalidParameter, "It must be at least 1.", "max_rows is out of range");
   pg::require_read_committed("outbox_cleanup()");
   const int64 removed = outbox::remove_settled(PG_GETARG_INT32(0));
-  const bool turned = storage::may_turn_here() && outbox::turn_outbox_rings() == storage::Turn::kDone;
+  const bool turned = storage::may_turn_in(fcinfo) && outbox::turn_outbox_rings() == storage::Turn::kDone;
   PG_RETURN_INT64(removed + (turned ? 1 : 0));
 }
 

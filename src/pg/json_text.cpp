@@ -9,18 +9,30 @@ namespace retrysafe::pg {
 
 namespace {
 
-const char *numeric_text(const JsonbValue &item) {
-  return DatumGetCString(DirectFunctionCall1(numeric_out, NumericGetDatum(item.val.numeric)));
+// Takes the place of text that only its size is asked for.
+struct TextSize {
+  int64 bytes = 0;
+
+  void append(std::string_view more) { bytes += static_cast<int64>(more.size()); }
+};
+
+// A few bytes of jsonb can be a number of 131,000 digits.
+template <class Use>
+void with_number(const JsonbValue &item, Use &&use) {
+  char *digits = DatumGetCString(DirectFunctionCall1(numeric_out, NumericGetDatum(item.val.numeric)));
+  use(std::string_view(digits));
+  pfree(digits);
 }
 
-void append_scalar(ServerText &out, const JsonbValue &item) {
+template <class Out>
+void append_scalar(Out &out, const JsonbValue &item) {
   switch (item.type) {
     case jbvNull:
       return out.append("null");
     case jbvBool:
       return out.append(item.val.boolean ? "true" : "false");
     case jbvNumeric:
-      return out.append(numeric_text(item));
+      return with_number(item, [&](std::string_view digits) { out.append(digits); });
     case jbvString:
       return write_json_string(out, {item.val.string.val, static_cast<size_t>(item.val.string.len)});
     default:
@@ -28,30 +40,9 @@ void append_scalar(ServerText &out, const JsonbValue &item) {
   }
 }
 
-// An upper bound, cheap to have. The size in memory bounds nothing: 1e1000 takes a few bytes.
-int64 most_bytes(Jsonb *json) {
-  constexpr int kPunctuation = 4;  // quotes, colon or comma, space
-  constexpr int kEscaped = 6;      // \u0001
-  int64 bytes = 0;
-  JsonbIterator *iterator = JsonbIteratorInit(&json->root);
-  JsonbValue item;
-  for (JsonbIteratorToken token; (token = JsonbIteratorNext(&iterator, &item, false)) != WJB_DONE;) {
-    bytes += kPunctuation;
-    if (token != WJB_KEY && token != WJB_VALUE && token != WJB_ELEM) continue;
-    if (item.type == jbvString)
-      bytes += int64{kEscaped} * item.val.string.len;
-    else if (item.type == jbvNumeric)
-      bytes += static_cast<int64>(strlen(numeric_text(item)));
-    else
-      bytes += sizeof "false";
-  }
-  return bytes;
-}
-
-}  // namespace
-
-void append_json(StringInfo text, Jsonb *json) {
-  ServerText out{text};
+// Until there is enough of it.
+template <class Out, class IsEnough>
+void write_json(Out &out, Jsonb *json, IsEnough &&is_enough) {
   const bool bare = JB_ROOT_IS_SCALAR(json);  // stored as an array of one
   bool first = true;                          // nothing to separate from
   const auto separate = [&] {
@@ -60,6 +51,7 @@ void append_json(StringInfo text, Jsonb *json) {
   JsonbIterator *iterator = JsonbIteratorInit(&json->root);
   JsonbValue item;
   for (JsonbIteratorToken token; (token = JsonbIteratorNext(&iterator, &item, false)) != WJB_DONE;) {
+    if (is_enough()) return;
     switch (token) {
       case WJB_BEGIN_OBJECT:
       case WJB_BEGIN_ARRAY:
@@ -86,6 +78,38 @@ void append_json(StringInfo text, Jsonb *json) {
   }
 }
 
+// Cheaper to find out than the size, and true of most. The size in memory bounds nothing: 1e1000 takes a few
+// bytes.
+bool fits_in_any_case(Jsonb *json, int limit) {
+  constexpr int kPunctuation = 4;  // quotes, colon or comma, space
+  constexpr int kEscaped = 6;      // \u0001
+  int64 most = 0;
+  JsonbIterator *iterator = JsonbIteratorInit(&json->root);
+  JsonbValue item;
+  for (JsonbIteratorToken token; (token = JsonbIteratorNext(&iterator, &item, false)) != WJB_DONE;) {
+    if (most > limit) return false;
+    most += kPunctuation;
+    if (token != WJB_KEY && token != WJB_VALUE && token != WJB_ELEM) continue;
+    if (item.type == jbvString)
+      most += int64{kEscaped} * item.val.string.len;
+    else if (item.type == jbvNumeric)
+      with_number(item, [&](std::string_view digits) { most += static_cast<int64>(digits.size()); });
+    else
+      most += sizeof "false";
+  }
+  return most <= limit;
+}
+
+}  // namespace
+
+void append_json(StringInfo text, Jsonb *json) {
+  ServerText out{text};
+  write_json(out, json, [] {
+    CHECK_FOR_INTERRUPTS();
+    return false;
+  });
+}
+
 std::string_view json_text(Jsonb *json) {
   StringInfoData text;
   initStringInfo(&text);
@@ -97,10 +121,14 @@ bool same_json(Jsonb *a, Jsonb *b) {
   return a && b ? json_text(a) == json_text(b) : a == b;
 }
 
-bool json_exceeds(Jsonb *json, int limit, int *size) {
-  if (most_bytes(json) <= limit) return false;
-  *size = static_cast<int>(json_text(json).size());
-  return *size > limit;
+bool json_exceeds(Jsonb *json, int limit) {
+  if (fits_in_any_case(json, limit)) return false;
+  TextSize size;
+  write_json(size, json, [&] {
+    CHECK_FOR_INTERRUPTS();
+    return size.bytes > limit;
+  });
+  return size.bytes > limit;
 }
 
 }  // namespace retrysafe::pg

@@ -16,8 +16,8 @@ std::string_view json_text(Jsonb *json);
 // By the text, so that 1.5 and 1.50 differ: who reads it sees every digit. Null is like null only.
 bool same_json(Jsonb *a, Jsonb *b);
 
-// Whether the text has more than `limit` bytes; then `size` is how many. Does not write the text for a value
-// that is far below the limit, as most are.
-bool json_exceeds(Jsonb *json, int limit, int *size);
+// Whether the text has more than `limit` bytes. Takes memory for one number at most, and time for so many
+// bytes.
+bool json_exceeds(Jsonb *json, int limit);
 
 }  // namespace retrysafe::pg

@@ -4,6 +4,7 @@
 #include "pg/fault_point.hpp"
 #include "pg/latch.hpp"
 #include "pg/statement.hpp"
+#include "pg/whole_statement.hpp"
 #include "storage/ring_columns.hpp"
 
 #include "pg/server.hpp"
@@ -239,11 +240,15 @@ Turn turn(const RingKeeper &keeper) {
   return result;
 }
 
-bool may_turn_here() {
-  if (!IsTransactionBlock() && !IsSubTransaction()) return true;
-  pg::warn(kInTransactionBlock, "Call the function by itself, outside of a transaction block.",
-           "the rings are not turned inside of a transaction block");
-  return false;
+bool may_turn_in(FunctionCallInfo fcinfo) {
+  if (IsInTransactionBlock(pg::is_whole_statement(fcinfo))) {
+    pg::warn(kTransactionGoesOn,
+             "Call the function as a statement of its own, outside of a transaction block.",
+             "the rings are not turned: the transaction goes on after the call");
+    return false;
+  }
+  MyXactFlags |= XACT_FLAGS_NEEDIMMEDIATECOMMIT;  // also where more is in the client's pipeline
+  return true;
 }
 
 int64 bytes_in_use(RingName name) {

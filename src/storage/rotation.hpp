@@ -5,14 +5,12 @@
 //   active ── rotate ──> filled ── seal ──> sealed ── retire ──> retired ── empty ──> free
 //
 // rotate  The next piece takes the new rows from now on. Not before that piece is free: until then the active
-// one
-//         grows on.
+//         one grows on.
 // seal    The last transaction that wrote to it has ended, prepared ones included: the ring lock kept it from
-// being
-//         chosen since it was filled, and a lock on its tables that conflicts with a writer's could be had.
+//         being chosen since it was filled, and a lock on its tables that conflicts with a writer's could be
+//         had.
 // retire  Nothing in it is needed any more, and nobody looks into it from now on. There is no way back: a
-// piece
-//         retired too early hides a record that is alive, and its work is done twice.
+//         piece retired too early hides a record that is alive, and its work is done twice.
 // empty   TRUNCATE. A dump that has not come to the table yet finds it empty then, whatever its snapshot is.
 //
 // No step waits for a lock that others could queue behind.
@@ -55,8 +53,8 @@ struct RingKeeper {
 // COMMITTED only, in a transaction that is committed soon: those who insert wait for that.
 Turn turn(const RingKeeper &keeper);
 
-// Whether the current transaction ends with the statement. Warns where it does not.
-bool may_turn_here();
+// Whether the transaction ends with this call of an SQL function. Warns where it does not.
+bool may_turn_in(FunctionCallInfo fcinfo);
 
 // The last position that was drawn before any row was written that is still in the log ring, emptied pieces
 // excepted.

@@ -76,3 +76,31 @@ def test_the_lease_of_a_client_that_died_ends(own_db, clock):
     assert own_db.sql(fetch) == []
     clock.set(0)
     assert own_db.sql(fetch) == [("a",)]
+
+
+def test_a_key_answers_as_it_did_last(own_db, clock):
+    """Also when the clock goes back to where an earlier answer of it was alive: the one with a ttl, and the one without."""
+    session = own_db.connect(autocommit=False)
+
+    def pay(answer, ttl=None, between=lambda: None):
+        assert run(session, "SELECT outcome FROM idem_begin('k', 'h', ttl => %s::interval)", ttl) == [("new",)]
+        between()
+        run(session, "SELECT idem_complete('k', %s)", answer)
+        session.commit()
+
+    def answer():
+        return own_db.value("SELECT response FROM idem_begin('k', 'h')")
+
+    run(session, "SET retrysafe.idem_retention = '10h'")
+    session.commit()
+    pay("1")
+    clock.set(11 * HOUR)
+    pay("2", ttl="20 hours")
+    assert answer() == 2
+    clock.set(5 * HOUR)
+    assert answer() == 2
+    clock.set(40 * HOUR)
+    pay("3", between=lambda: clock.set(25 * HOUR))
+    assert answer() == 3
+    clock.set(30 * HOUR)
+    assert answer() == 3

@@ -11,6 +11,7 @@ import pytest
 from conftest import Database, eventually, load_factor, run
 from payments import (  # noqa: F401 (the fixture shop)
     ISOLATION_LEVELS, begin, begin_pending, complete, error_of, in_threads, insert_order, orders, pay, shop)
+from rings import stopped_at
 
 
 def test_a_replay_writes_nothing(shop):
@@ -55,6 +56,28 @@ def test_a_replay_gives_the_lock_back(shop):
     assert shop.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
     for waiter in waiters:
         waiter.close()
+
+
+def test_peek_does_not_miss_an_answer_that_comes_between_its_looks(shop):
+    owner = shop.connect(autocommit=False)
+    begin(owner, "k")
+    complete(owner, "k", 1)
+    with stopped_at(shop, "idem.peek_at_lock", [["SELECT outcome FROM idem_peek('k', 'a')"]]) as (peek,):
+        owner.commit()
+    assert peek.result() == [("replay",)]
+    peek.close()
+
+
+def test_nobody_can_make_a_key_that_waits_for_another(shop):
+    """As it was easy with the server's hash for tables: these two have one."""
+    mine, theirs = ("abc)`ed{BS&Ipmw", "tenant-a"), ("theirs", "tenant-b")
+    hashes = "SELECT hashtextextended(chr(octet_length(scope)) || scope || key, 0) FROM (VALUES (%s, %s), (%s, %s)) AS k (key, scope)"
+    assert len(shop.sql(hashes, *mine, *theirs)) == 2 and len(set(shop.sql(hashes, *mine, *theirs))) == 1
+    owner = shop.connect(autocommit=False)
+    run(owner, "SELECT idem_begin(%s, 'h', %s)", *mine)
+    with shop.connect(autocommit=False) as other:
+        assert run(other, "SELECT outcome FROM idem_try_begin(%s, 'h', %s)", *theirs) == [("new",)]
+        other.rollback()
 
 
 def test_advisory_locks_of_users_are_another_matter(shop):

@@ -157,19 +157,33 @@ def test_a_batch_in_hand_while_its_progress_is_retired(db):
     assert db.sql("SELECT delivered FROM outbox_status") == [(4,)]
 
 
-def test_rings_do_not_turn_inside_of_a_transaction_block(db):
+@pytest.mark.parametrize("call", [
+    "SELECT {}", "SELECT {}, pg_sleep(0)", "SELECT n FROM {} AS n, generate_series(1, 2)", "DO $$BEGIN PERFORM {}; END$$",
+    "DO $$DECLARE n bigint; BEGIN FOR n IN SELECT {} LOOP END LOOP; END$$", "SELECT public.tidy()"])
+@pytest.mark.parametrize("function, ring", [("outbox_cleanup()", "log"), ("idem_cleanup()", "records")])
+def test_rings_do_not_turn_while_the_transaction_goes_on(db, function, ring, call):
     """They would hold up those who insert until its end, and its commit would not be waited for."""
     fill(db)
-    admin = begin(db)
-    run(admin, "SELECT outbox_cleanup()")
-    assert any("transaction block" in notice for notice in admin.notices)
+    assert save(begin(db), "old") == "new"
+    eventually(lambda: db.value("SELECT max(since) < clock_timestamp() - interval '1 s' FROM ring_pieces"))
+    db.sql(f"CREATE FUNCTION public.tidy() RETURNS bigint LANGUAGE sql AS $$SELECT retrysafe.{function}; SELECT 1::bigint$$")
+    admin = begin(db) if call == "SELECT {}" else db.connect()
+    run(admin, call.format(function))
+    assert any("goes on after the call" in notice for notice in admin.notices)
     writer = Pending(db, "SELECT outbox_emit(NULL, 'k', 't', '{}')")
     assert not writer.blocks()
     writer.close()
     assert run(admin, "SHOW synchronous_commit") == [("on",)]
-    admin.commit()
-    assert states(db, "log") == ["active"]
-    assert step(db, "log") == 1
+    if not admin.autocommit:
+        admin.commit()
+    assert states(db, ring) == ["active"]
+
+
+@pytest.mark.parametrize("call", ["SELECT {}", "SELECT {} AS n", "SELECT * FROM {}"])
+def test_rings_turn_by_a_statement_of_their_own(db, call):
+    fill(db)
+    assert db.value(call.format("outbox_cleanup()")) == 1
+    assert states(db, "log") == ["filled", "active"]
 
 
 # --- writers and readers ---
@@ -294,20 +308,39 @@ def test_a_transaction_does_not_seal_what_it_has_written(db):
     assert fetch_all(db, "d") == ["mine"]
 
 
-def test_a_trigger_does_not_turn_the_ring_that_fired_it(server, db):
-    session = begin(db)
-    assert save(session, "old") == "new"
-    db.sql("""CREATE FUNCTION public.tidy() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
-                PERFORM retrysafe.idem_cleanup() FROM generate_series(1, 3); RETURN NEW; END$$""")
-    db.sql("CREATE TRIGGER tidy BEFORE INSERT ON idem_records_1 FOR EACH ROW EXECUTE FUNCTION public.tidy()")
-    db.sql("CREATE FUNCTION public.pay(jsonb) RETURNS jsonb LANGUAGE sql AS 'SELECT to_jsonb(random())'")
-    session = db.connect()
-    run(session, "SET retrysafe.idem_retention = 86400")
-    eventually(lambda: db.value("SELECT bool_and(expires_at < clock_timestamp()) FROM idem_records"))
-    with setting(server, "retrysafe.idem_rotation_age", "1s", session):
-        first, second = (run(session, "SELECT idem_run('k', '{}', 'public.pay(jsonb)')") for _ in range(2))
-    assert first == second
-    assert states(db, "records")[0] == "active"
+def test_what_a_trigger_writes_keeps_its_piece(db):
+    """What the clean-up removes can make an administrator's trigger write, in the transaction that is about to turn the ring."""
+    assert save(begin(db), "old") == "new"
+    db.sql("SELECT idem_begin('short', 'h', ttl => '1 microsecond'), idem_complete('short')")
+    db.sql("""CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+                PERFORM retrysafe.idem_begin('k', 'h'); PERFORM retrysafe.idem_complete('k');
+                PERFORM pg_advisory_xact_lock(1); RETURN OLD; END$$""")
+    db.sql("CREATE TRIGGER note BEFORE DELETE ON idem_records_with_ttl FOR EACH ROW EXECUTE FUNCTION public.note()")
+    gate = db.connect()
+    run(gate, "SELECT pg_advisory_lock(1)")
+    tidy = Pending(db, "SELECT idem_cleanup()")
+    assert tidy.blocks()
+    rotate(db, "records")
+    run(gate, "SELECT pg_advisory_unlock(1)")
+    assert tidy.result() == [(1,)]
+    tidy.close()
+    assert states(db, "records") == ["filled", "active"]
+    assert step(db, "records") == 1
+    assert states(db, "records") == ["sealed", "active"]
+
+
+def test_nobody_waits_while_the_clean_up_removes(db):
+    """The ring is turned afterwards: who writes waits for the end of a transaction that has done so."""
+    assert save(begin(db), "old") == "new"
+    db.sql("SELECT idem_begin('short', 'h', ttl => '1 microsecond'), idem_complete('short')")
+    db.sql("CREATE TABLE public.seen (locks bigint)")
+    db.sql("""CREATE FUNCTION public.look() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+                INSERT INTO public.seen SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'ShareRowExclusiveLock';
+                RETURN OLD; END$$""")
+    db.sql("CREATE TRIGGER look BEFORE DELETE ON idem_records_with_ttl FOR EACH ROW EXECUTE FUNCTION public.look()")
+    eventually(lambda: db.value("SELECT max(since) < clock_timestamp() - interval '1 s' FROM ring_pieces WHERE ring = 'records'"))
+    assert step(db, "records") == 2  # a row and a step
+    assert db.value("SELECT locks FROM public.seen") == 0
 
 
 def test_what_was_written_through_a_cursor_keeps_its_piece(db):
