@@ -241,6 +241,12 @@ HandlerError kind_of(const Caught &caught) {
   return kind == HandlerError::kFinal || kind == HandlerError::kConflict ? kind : HandlerError::kRetry;
 }
 
+Outcome *nothing_tried(const Batch &batch) {
+  auto *outcomes = static_cast<Outcome *>(palloc(sizeof(Outcome) * (batch.event_count + 1)));
+  for (int32 i = 0; i < batch.event_count; ++i) outcomes[i] = {Status::kNotTried, -1, nullptr};
+  return outcomes;
+}
+
 // Ordering keys of events that failed. A batch is small.
 struct FailedKeys {
   const char *keys[kMaxFunctionEvents];
@@ -263,22 +269,16 @@ int64 function_lease_us(const Destination &destination) {
   return std::max(destination.lease_us, 2 * (timeout_us(destination) + 5 * kSecondUs));
 }
 
-FunctionRun call_function(const Destination &destination, Batch *batch, const char *failure, StopCheck stop) {
+FunctionRun call_function(const Destination &destination, Batch *batch, StopCheck stop) {
   stop_wanted = stop;
   FunctionRun run{};
-  auto *outcomes = static_cast<Outcome *>(palloc(sizeof(Outcome) * (batch->event_count + 1)));
-  for (int32 i = 0; i < batch->event_count; ++i) outcomes[i] = {Status::kNotTried, -1, nullptr};
-
+  Outcome *outcomes = nothing_tried(*batch);
   Handler handler{};
-  if (failure) {
-    outcomes[0] = {Status::kFailedRetry, -1, shown(failure)};
-  } else {
-    run.reason = find_handler(destination, &handler);
-  }
+  run.reason = find_handler(destination, &handler);
   const TimestampTz begin = GetCurrentTimestamp();
   FailedKeys failed{};
   bool any = false;
-  for (int32 i = 0; i < batch->event_count && !failure && !run.reason; ++i) {
+  for (int32 i = 0; i < batch->event_count && !run.reason; ++i) {
     const Event &event = batch->events[i];
     if (event.held || failed.has(event.ordering_key)) continue;
     const TimestampTz now = GetCurrentTimestamp();
@@ -304,10 +304,21 @@ FunctionRun call_function(const Destination &destination, Batch *batch, const ch
     }
     any = true;
   }
-  if (any || failure || !run.reason) record(destination, batch, outcomes, run.reason != nullptr);
+  if (any || !run.reason) record(destination, batch, outcomes, run.reason != nullptr);
   if (run.reason) run.retry_at = record_unreachable(destination, batch->claim, run.reason, -1);
   RETRYSAFE_FAULT_POINT("function.before_commit");
   return run;
+}
+
+bool may_be_a_calls_fault(int sqlstate) {
+  return sqlstate != ERRCODE_QUERY_CANCELED && sqlstate != ERRCODE_DISK_FULL &&
+         handler_error(unpack_sql_state(sqlstate)) != HandlerError::kConflict;
+}
+
+void record_failure(const Destination &destination, Batch *batch, const char *reason) {
+  Outcome *outcomes = nothing_tried(*batch);
+  outcomes[0] = {Status::kFailedRetry, -1, shown(reason)};
+  record(destination, batch, outcomes, false);
 }
 
 }  // namespace retrysafe::outbox

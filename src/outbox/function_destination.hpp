@@ -27,12 +27,19 @@ int64 function_lease_us(const Destination &destination);
 using StopCheck = bool (*)();
 
 // Calls the function for the events of a batch and records the outcomes; after half a second the rest is left
-// for the next batch, since the other destinations of the worker wait. `failure` not null: nothing is called,
-// and the first event of the batch has failed for that reason. `stop` is asked now and then, from a signal
-// handler too, whether to break off: the call under way is then undone, and what was done before is recorded.
+// for the next batch, since the other destinations of the worker wait. `stop` is asked now and then, from a
+// signal handler too, whether to break off: the call under way is then undone, and what was done before is
+// recorded.
 //
 // Jumpable, in a transaction of a worker. On an error the caller aborts the transaction, and nothing has
 // happened.
-FunctionRun call_function(const Destination &destination, Batch *batch, const char *failure, StopCheck stop);
+FunctionRun call_function(const Destination &destination, Batch *batch, StopCheck stop);
+
+// Whether an error that came after the calls, while their outcomes were recorded or the transaction
+// committed, can be the fault of a call. A lock that others hold, a cancellation from outside and a full disk
+// are not.
+bool may_be_a_calls_fault(int sqlstate);
+// The first event of the batch has failed, and nothing is called. Jumpable, in a transaction of a worker.
+void record_failure(const Destination &destination, Batch *batch, const char *reason);
 
 }  // namespace retrysafe::outbox

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 
 #include "core/kinds/kinds.hpp"
 #include "outbox/function_destination.hpp"
@@ -425,17 +426,14 @@ bool Lane::is_function() const {
 
 // Sends and records in one: the function's effects and the progress commit together.
 void Lane::call_function(Milliseconds now) {
-  const bool known_to_fail = batch_->event_count == 1 && batch_->events[0].id == failed_event_;
   outbox::FunctionRun run{};
   const auto error = pg::in_transaction("calling the function of destination", name(), [&] {
     MemoryContextSwitchTo(batch_memory_);
-    run = outbox::call_function(*destination_, batch_, known_to_fail ? failed_reason_.c_str() : nullptr,
-                                should_break_off);
+    run = outbox::call_function(*destination_, batch_, should_break_off);
   });
   if (error) return call_failed(*error, now);
   failures_ = 0;
   if (singles_ > 0) --singles_;
-  failed_event_ = 0;
   recorded_ = true;
   if (run.reason) {
     note_unreachable(claim_.destination, name(), run.reason);
@@ -461,16 +459,29 @@ void Lane::call_failed(const pg::StepError &error, Milliseconds now) {
     log_line("lost shard %d of destination \"%s\" before its batch was recorded", claim_.shard, name());
     return go();
   }
-  if (!ShutdownRequestPending) {
-    if (batch_->event_count == 1) {
-      failed_event_ = batch_->events[0].id;
-      failed_reason_ = error.message;
-    }
+  if (outbox::may_be_a_calls_fault(error.sqlstate)) {
+    if (batch_->event_count == 1 && blame(error)) return;
     singles_ = std::max(singles_, batch_->event_count);
   }
   drop_batch();
   if (error.is(kStaleBatch)) return rest_after_failure(now);  // failed() would take it for a lost shard
   failed("call the function of", error, now);
+}
+
+// When the failure of an event can be recorded at once, it is what the call did that could not be. False: it
+// cannot either, and so nothing is known of the event.
+bool Lane::blame(const pg::StepError &error) {
+  const auto recording = pg::in_transaction("recording what became of events for destination", name(), [&] {
+    MemoryContextSwitchTo(batch_memory_);
+    outbox::record_failure(*destination_, batch_, error.message.c_str());
+  });
+  if (recording) return false;
+  failures_ = 0;
+  if (singles_ > 0) --singles_;
+  recorded_ = true;
+  drop_batch();
+  state_ = State::kReading;
+  return true;
 }
 
 // The destination cannot even be opened.

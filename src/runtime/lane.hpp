@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "core/dispatcher.hpp"
@@ -92,6 +91,7 @@ class Lane {
   void call_function(Milliseconds now);
   bool has_lost_shard();
   void call_failed(const pg::StepError &error, Milliseconds now);
+  bool blame(const pg::StepError &error);
   void after_record(Milliseconds now);
   void unreachable(const char *reason, Milliseconds now);
   void drop_batch();
@@ -114,11 +114,9 @@ class Lane {
   outbox::Batch *batch_ = nullptr;  // in batch_memory_
   std::vector<Dispatcher::Item> items_;
 
-  // Kind function: an error that comes only when the transaction commits does not tell which event it is the
-  // fault of. So many go singly from then on; the one that fails so again is told by its position.
+  // Kind function: an error that comes only when the outcomes are recorded, or committed, does not tell which
+  // event it is the fault of. So many go singly from then on.
   int32 singles_ = 0;
-  int64 failed_event_ = 0;
-  std::string failed_reason_;
 
   bool ready_ = false;
   bool woken_ = false;

@@ -23,6 +23,15 @@ END $$;
 RESET ROLE;
 """
 
+REFUSE = """
+CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no more rows'; END $$;
+DO $$ BEGIN
+  FOR i IN 1..3 LOOP
+    EXECUTE format('CREATE TRIGGER refuse BEFORE INSERT ON outbox_batches_%s FOR EACH ROW EXECUTE FUNCTION public.refuse()', i);
+  END LOOP;
+END $$;
+"""
+
 
 @pytest.fixture
 def clerk(db):
@@ -268,6 +277,34 @@ def test_an_error_at_commit_is_found_to_be_one_events_fault(db, clerk):
     emit(db, ("a", {}), ("b", {}), ("open", begin), ("c", {}))
     settled(db, 3, 1)
     assert effects(db) == ["a", "b", "c"] and set(dead(db)) == {"open"}
+
+
+@pytest.mark.parametrize("way", ["locked", "cancelled", "refused"])
+def test_what_could_not_be_recorded_is_not_the_events_fault(db, clerk, way):
+    """The call was in order. Its record meets a lock, is cancelled while it waits for one, or is refused by the table."""
+    create(clerk, max_attempts=1)
+    emit(db, ("first", {}))
+    settled(db, 1)
+    pid = worker_pid(db)
+    admin = db.connect(autocommit=False)
+    if way == "refused":
+        run(admin, REFUSE)
+        admin.commit()
+    else:
+        run(admin, "SELECT outbox_retry('f')")  # nothing is to be retried, and the shards are locked
+    emit(db, ("innocent", {}))
+    if way == "cancelled":
+        eventually(lambda: db.value("SELECT wait_event_type FROM pg_stat_activity WHERE pid = %s", pid) == "Lock")
+        db.sql("SELECT pg_cancel_backend(%s)", pid)
+    said = {"locked": "lock timeout", "cancelled": "user request", "refused": "no more rows"}[way]
+    eventually(lambda: said in (db.value("SELECT last_error FROM outbox_workers WHERE pid = %s", pid) or ""))
+    if way == "refused":
+        run(admin, "DROP FUNCTION public.refuse() CASCADE")
+        admin.commit()
+    else:
+        admin.rollback()
+    settled(db, 2)
+    assert db.sql("SELECT event -> 'attempt' FROM app.effects WHERE key = 'innocent'") == [(1,)]
 
 
 def test_may_emit(db, clerk):
