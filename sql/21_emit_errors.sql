@@ -73,6 +73,13 @@ SELECT pg_temp.try($$outbox_emit(null, 'e', 't', '"\u0001\u0001"')$$);
 SELECT pg_temp.try($$outbox_emit(null, 'e', 't', '1e100000')$$);
 SELECT pg_temp.try($$outbox_emit(null, 'e', 't', '"\u0000"')$$);
 SELECT pg_temp.try($$outbox_emit(null, 'e', 't', '"\ud83d"')$$);
+-- and nested so far: containers count
+SET LOCAL retrysafe.max_payload_bytes = '1MB';
+SELECT pg_temp.try($$outbox_emit(null, 'nested', 't', (repeat('[', 500) || '1' || repeat(']', 500))::jsonb)$$);
+SELECT pg_temp.try($$outbox_emit(null, 'e', 't', (repeat('[', 501) || repeat(']', 501))::jsonb)$$);
+SELECT pg_temp.try($$outbox_emit(null, 'members', 't', (repeat('{"a": ', 500) || '1' || repeat('}', 500))::jsonb)$$);
+SELECT pg_temp.try($$outbox_emit(null, 'e', 't', (repeat('{"a": ', 500) || '[]' || repeat('}', 500))::jsonb)$$);
+SELECT pg_temp.try($$outbox_emit(null, 'wide', 't', ('[' || repeat('[[]], ', 1000) || '[]]')::jsonb)$$);
 -- Delivery time
 SELECT pg_temp.try($$outbox_emit(null, 'e', 't', '1', deliver_after => 'infinity')$$);
 SELECT pg_temp.try($$outbox_emit(null, 'e', 't', '1', deliver_after => '-infinity')$$);

@@ -38,6 +38,7 @@ inline constexpr ErrorCode kInvalidOrderingKey{"RS106"};   // ordering key empty
 inline constexpr ErrorCode kInvalidDeliverAfter{"RS107"};  // delivery time not finite
 inline constexpr ErrorCode kPositionsOutOfOrder{"RS108"};  // the log's sequence was altered
 inline constexpr ErrorCode kRowRefused{"RS109"};           // a trigger or rule stands before our table
+inline constexpr ErrorCode kPayloadTooDeep{"RS110"};       // arrays and objects within one another
 
 // Destinations and the engine
 inline constexpr ErrorCode kUnknownDestination{"RS201"};

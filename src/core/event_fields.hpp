@@ -12,6 +12,11 @@ inline constexpr std::size_t kMaxHeaders = 64;
 inline constexpr std::size_t kMaxHeaderNameBytes = 64;
 inline constexpr std::size_t kMaxHeaderBytes = 16 * 1024;  // names and values together
 
+// Arrays and objects of a payload within one another. Text that its sender could parse others must be able to
+// parse, with more on their stack than the sender has: this is deep enough for data, and no trouble for a
+// server with the smallest max_stack_depth (100 kB, some 600 levels).
+inline constexpr int kMaxPayloadLevels = 500;
+
 // ASCII control characters, DEL included. Bytes of multi-byte characters are none.
 bool has_control_character(std::string_view text);
 

@@ -97,11 +97,16 @@ void check_event_type(const text *type) {
 }
 
 void check_payload(Jsonb *payload) {
-  if (payload && pg::json_exceeds(payload, settings::max_payload_bytes))
+  if (!payload) return;
+  if (pg::json_exceeds(payload, settings::max_payload_bytes))
     pg::raise(
         kPayloadTooLarge,
         "Emit a reference to the data instead, or have an administrator raise retrysafe.max_payload_bytes.",
         "payload is too large: more than %d bytes of JSON text", settings::max_payload_bytes);
+  if (pg::json_is_deeper(payload, kMaxPayloadLevels))
+    pg::raise(kPayloadTooDeep,
+              "Many programs cannot parse such JSON. Emit it in another form, for example as a list.",
+              "payload is nested too deeply: more than %d levels", kMaxPayloadLevels);
 }
 
 std::string_view view(const JsonbValue &string) {

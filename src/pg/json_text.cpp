@@ -131,4 +131,19 @@ bool json_exceeds(Jsonb *json, int limit) {
   return size.bytes > limit;
 }
 
+bool json_is_deeper(Jsonb *json, int levels) {
+  // Each has an entry in the one around it, and a header.
+  constexpr Size kLeast = sizeof(JEntry) + sizeof(uint32);
+  if (VARSIZE(json) <= kLeast * static_cast<Size>(levels)) return false;
+  int level = 0;
+  JsonbIterator *iterator = JsonbIteratorInit(&json->root);
+  JsonbValue item;
+  for (JsonbIteratorToken token; (token = JsonbIteratorNext(&iterator, &item, false)) != WJB_DONE;) {
+    if (token == WJB_BEGIN_ARRAY || token == WJB_BEGIN_OBJECT) ++level;
+    if (token == WJB_END_ARRAY || token == WJB_END_OBJECT) --level;
+    if (level > levels) return true;
+  }
+  return false;
+}
+
 }  // namespace retrysafe::pg

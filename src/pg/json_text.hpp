@@ -20,4 +20,7 @@ bool same_json(Jsonb *a, Jsonb *b);
 // bytes.
 bool json_exceeds(Jsonb *json, int limit);
 
+// Whether arrays and objects are within one another in more than `levels` levels.
+bool json_is_deeper(Jsonb *json, int levels);
+
 }  // namespace retrysafe::pg

@@ -286,6 +286,22 @@ def test_a_value_is_refused_or_arrives_bit_for_bit(kind):
                     rolled_back=[value.key for value in VALUES if value.error])
 
 
+@pytest.fixture
+def smallest_stack(server):
+    server.set("max_stack_depth", "100kB")
+    yield
+    server.set("max_stack_depth", None)
+
+
+@pytest.mark.parametrize("value", [value for value in ACCEPTED.values() if value.payload and "deep" in value.about],
+                         ids=lambda value: value.about)
+def test_the_deepest_payload_arrives_where_the_stack_is_smallest(smallest_stack, kind, value):
+    """Whoever parses it again has other things on its stack than who emitted it."""
+    emit(kind.db, value)
+    (a,) = eventually(lambda: list(kind.arrived()))
+    assert (a.payload, a.fields) == (value.stored, kind.expected(value))
+
+
 @pytest.mark.parametrize("db_options, letter", [
     pytest.param(f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0", letter, id=encoding)
     for encoding, letter in (("LATIN1", "é"), ("EUC_JP", "あ"), ("SQL_ASCII", "é😀"))])
