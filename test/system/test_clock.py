@@ -100,7 +100,7 @@ def test_a_key_answers_as_it_did_last(own_db, clock):
     clock.set(5 * HOUR)
     assert answer() == 2
     clock.set(40 * HOUR)
-    pay("3", between=lambda: clock.set(25 * HOUR))
+    pay("3", between=lambda: clock.set(15 * HOUR))
     assert answer() == 3
-    clock.set(30 * HOUR)
+    clock.set(20 * HOUR)
     assert answer() == 3
