@@ -188,6 +188,20 @@ class Pending:
         self.connection.close()
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    """A test that fails shows what its servers said last, and what their processes do: most of it cannot be had again."""
+    report = (yield).get_result()
+    if not report.failed:
+        return
+    for server in Server.started:
+        report.sections.append((f"log of the server at port {server.port}", server.log()[-5000:]))
+        with contextlib.suppress(psycopg2.Error):
+            processes = run(server.connect("postgres"), """SELECT backend_type, pid, datname, state, wait_event, backend_start, state_change,
+                left(query, 200) FROM pg_stat_activity WHERE pid <> pg_backend_pid() ORDER BY backend_start""")
+            report.sections.append((f"processes of the server at port {server.port}", "\n".join(map(str, processes))))
+
+
 def in_spite_of_crashes(action):
     """While the server goes down, perhaps before it has answered what it did, and up again."""
     try:
