@@ -145,12 +145,12 @@ TimestampTz next_chance(int32 destination, TimestampTz after);
 
 // --- record ------------------------------------------------------------------------------------------------
 
-// Writes the outcomes of a batch, one per event, and moves the cursor. Raises kStaleBatch when the claim is
-// no longer valid. An event that failed is parked, and so are the later ones of its ordering key unless they
-// were delivered. So is, due at once, an event of the log that was not tried while a later one was, but where
-// the destination is away: an outage writes nothing for the events. The first other kNotTried event of the
-// log ends the prefix that is recorded, and the rest is read again. Outcomes of held events are not looked
-// at.
+// Writes the outcomes of a batch, one per event, by what the destination is by now, and moves the cursor.
+// Raises kStaleBatch when the claim is no longer valid. An event that failed is parked, and so are the later
+// ones of its ordering key unless they were delivered. So is, due at once, an event of the log that was not
+// tried while a later one was, but where the destination is away: an outage writes nothing for the events.
+// The first other kNotTried event of the log ends the prefix that is recorded, and the rest is read again.
+// Outcomes of held events are not looked at.
 void record(const Destination &destination, Batch *batch, const Outcome *outcomes, bool away);
 // The destination as a whole could not be reached: backs the shard off, exponentially with jitter, and writes
 // nothing per event. Not before `retry_after_us` from now when the destination asked for it (-1: it did not).

@@ -74,14 +74,17 @@ void park_held(const Destination &d, Batch *batch) {
 enum class Secured { kYes, kReadAgain, kLost };
 
 // Makes the lease and the window of a batch that was read fit to hand out. Under a live lease of this session
-// with its window stored there is nothing to do, and nothing is written.
+// with its window stored there is nothing to do, and nothing is written. What was read of a destination that
+// has been altered meanwhile is lost: events that were emitted since must not go out as if nothing had
+// changed, and nobody would look again at who waits behind a dead one.
 Secured secure(const Destination &d, const Request &request, const ShardRow &known, Batch *batch) {
   const TimestampTz now = GetCurrentTimestamp();
   const bool mine = is_mine(known, request, now);
   const bool renew = mine && renewal_is_due(known, request, now);
   const bool any_held = std::any_of(batch->events, batch->events + batch->event_count,
                                     [](const Event &event) { return event.held; });
-  if (mine && !renew && !any_held && !batch->opens_window) return Secured::kYes;
+  if (mine && !renew && !any_held && !batch->opens_window)
+    return is_current(d) ? Secured::kYes : Secured::kLost;
   // What a crash must not take back, whatever the session says of its commits: who has the lease, and which
   // events are parked and therefore were not handed out. A window that is lost only makes its batch stale.
   if (!mine || renew || any_held) ForceSyncCommit();
@@ -91,6 +94,7 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
     if (!lock_shard(d.destination, batch->claim.shard, false, &row)) return Secured::kLost;
     const bool still_good = mine ? row.token == known.token && is_mine(row, request, now) : is_free(row, now);
     if (!still_good) return Secured::kLost;
+    if (!is_current(d)) return Secured::kLost;  // under the lock, as record() does
     if (load_cursor(d.destination, batch->claim.shard).seq != batch->seq) return Secured::kReadAgain;
     if (!mine) {
       batch->claim = take_shard(d.destination, row, {request.session, 0}, now + request.lease_us);
@@ -104,7 +108,6 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
     }
     if (any_held) park_held(d, batch);
     if (batch->event_count > 0) return Secured::kYes;
-    if (!is_current(d)) return Secured::kLost;
     record_locked(d, *batch, nullptr, false, row);
     return Secured::kReadAgain;
   });
@@ -266,17 +269,19 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_fetch) {
     pg::raise_detailed(kPublishingSuspended, why, "See outbox_consent.", "publishing is suspended");
 
   const char *name = text_to_cstring(PG_GETARG_TEXT_PP(0));
-  const Destination *d = load_destination(name);
-  if (!d)
-    pg::raise(kUnknownDestination, "Name a destination that outbox_create_destination made.",
-              "destination \"%s\" does not exist", pg::shown_name(name));
-  if (is_kind(d->kind, kinds::function))
-    pg::raise(kNotFetchable, "Workers call its function inside the database.",
-              "destination \"%s\" of kind \"function\" cannot be fetched from", name);
-  if (d->lost) raise_lost(d->name);
-  if (d->paused) return Datum{0};
-  move_due_events();
-  if (const Batch *batch = fetch(*d, request))
-    return_batch(*batch, reinterpret_cast<ReturnSetInfo *>(fcinfo->resultinfo));
-  return Datum{0};
+  for (;;) {
+    const Destination *d = load_destination(name);
+    if (!d)
+      pg::raise(kUnknownDestination, "Name a destination that outbox_create_destination made.",
+                "destination \"%s\" does not exist", pg::shown_name(name));
+    if (is_kind(d->kind, kinds::function))
+      pg::raise(kNotFetchable, "Workers call its function inside the database.",
+                "destination \"%s\" of kind \"function\" cannot be fetched from", name);
+    if (d->lost) raise_lost(d->name);
+    if (d->paused) return Datum{0};
+    move_due_events();
+    const Batch *batch = fetch(*d, request);
+    if (batch) return_batch(*batch, reinterpret_cast<ReturnSetInfo *>(fcinfo->resultinfo));
+    if (batch || is_current(*d)) return Datum{0};
+  }
 }

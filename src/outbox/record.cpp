@@ -102,6 +102,16 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
   return tally;
 }
 
+// It may have been altered since the batch was read. Who changes whether dead events hold back others takes
+// the locks of all shards, and then settles who waits: under the lock of one of them either we see the
+// change, or it sees what we have parked.
+const Destination *as_it_is_now(const Destination &d, const Claim &claim) {
+  if (is_current(d)) return &d;
+  const Destination *altered = load_destination(d.destination);
+  if (!altered) raise_stale(claim);
+  return altered;
+}
+
 }  // namespace
 
 int32 record_locked(const Destination &d, const Batch &batch, const Outcome *outcomes, bool away,
@@ -128,7 +138,7 @@ void record(const Destination &d, Batch *batch, const Outcome *outcomes, bool aw
     if (!lock_shard(d.destination, batch->claim.shard, true, &row) ||
         !is_valid(row, batch->claim, GetCurrentTimestamp()))
       raise_stale(batch->claim);
-    record_locked(d, *batch, outcomes, away, row);
+    record_locked(*as_it_is_now(d, batch->claim), *batch, outcomes, away, row);
   });
 }
 

@@ -7,8 +7,8 @@
 
 namespace retrysafe::outbox {
 
-// What record() does after its checks. Inside pg::spi. Null `outcomes`: everything was delivered.
-// Returns how many events were.
+// What record() does after its checks. Inside pg::spi, with the destination as it is under that lock. Null
+// `outcomes`: everything was delivered. Returns how many events were.
 int32 record_locked(const Destination &destination, const Batch &batch, const Outcome *outcomes, bool away,
                     const ShardRow &row);
 

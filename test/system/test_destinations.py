@@ -4,7 +4,7 @@ import pytest
 
 from conftest import Pending, run
 from operating import (  # noqa: F401 (the fixture no_retention)
-    clean_up, drain, emit, fetch, no_retention, refused, sent_at, status)
+    bury, clean_up, drain, emit, fetch, no_retention, refused, sent_at, status)
 from test_access import views
 
 
@@ -226,3 +226,28 @@ def test_a_batch_of_old_shards_is_refused(db):
     with pytest.raises(psycopg2.Error) as error:
         db.sql("SELECT outbox_ack(%s)", batch)
     assert error.value.pgcode in ("RS209", "RS210", "RS201")
+
+
+@pytest.mark.parametrize("alteration, fetched", [
+    ("outbox_alter_destination('d', on_exhausted => 'dead_letter')", ["of x", "behind the dead"]),
+    ("outbox_alter_destination('d', event_types => '{x, y}')", ["of x", "of y"]),
+    ("outbox_pause('d')", []), ("outbox_drop_destination('d')", None)])
+def test_a_fetch_goes_by_what_a_destination_is_when_it_returns(db, alteration, fetched):
+    db.sql("SELECT outbox_create_destination('d', 'pull', event_types => '{x}', on_exhausted => 'block')")
+    emit(db, "dead", "x", "k")
+    bury(db, "d")
+    emit(db, "of x", "x")
+    emit(db, "of y", "y")
+    emit(db, "behind the dead", "x", "k")
+    administrator = db.connect(autocommit=False)
+    run(administrator, "LOCK TABLE outbox_scheduled")  # where a fetch looks, when it knows the destination
+    pending = Pending(db, "SELECT event_key FROM outbox_fetch('d')")
+    assert pending.blocks()
+    db.sql(f"SELECT {alteration}")
+    administrator.rollback()
+    if fetched is None:
+        with pytest.raises(psycopg2.Error) as error:
+            pending.result()
+        assert error.value.pgcode == "RS201"
+    else:
+        assert [key for (key,) in pending.result()] == fetched

@@ -363,12 +363,12 @@ def test_exactly_once_when_the_worker_dies(db, clerk):
 WAIT = {"sql": "DO $$ BEGIN WHILE EXISTS (SELECT FROM app.stop) LOOP PERFORM pg_sleep(0.01); END LOOP; END $$"}
 
 
-def hold_up(db, clerk):
-    """Two events, the second of which is being handled until app.stop is empty. The worker's pid."""
-    create(clerk, max_attempts=1)
+def hold_up(db, clerk, *events, **fields):
+    """Events, by default two, of which one is being handled until app.stop is empty. The worker's pid."""
+    create(clerk, **{"max_attempts": 1, **fields})
     run(clerk, "CREATE TABLE app.stop (mark text)")
     run(clerk, "INSERT INTO app.stop VALUES ('x')")
-    emit(db, ("a", {}), ("b", WAIT))
+    emit(db, *(events or (("a", {}), ("b", WAIT))))
     pid = worker_pid(db)
     eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid) == "PgSleep")
     return pid
@@ -393,6 +393,29 @@ def test_who_lost_the_shard_records_nothing(db, clerk):
     settled(db, 2)
     assert "before its batch was recorded" in db.server.log()
     assert db.value("SELECT delivered FROM outbox_status") == 2
+
+
+REFUSED = {**WAIT, "sqlstate": "22000"}
+
+
+@pytest.mark.parametrize("before, after", [("block", "dead_letter"), ("dead_letter", "block")])
+def test_whether_dead_events_block_is_changed_during_a_call(db, clerk, before, after):
+    hold_up(db, clerk, ("dead", REFUSED, "k"), ("next", {}, "k"), on_exhausted=before)
+    run(clerk, "SELECT outbox_alter_destination('f', on_exhausted => %s)", after)
+    db.sql("DELETE FROM app.stop")
+    if after == "dead_letter":
+        return settled(db, 1, 1)
+    settled(db, 0, 1)
+    assert db.sql("SELECT parked_retry, parked_blocked FROM outbox_status") == [(0, 1)]
+    db.sql("SELECT outbox_discard('f')")
+    settled(db, 1)
+
+
+def test_the_number_of_attempts_is_changed_during_a_call(db, clerk):
+    hold_up(db, clerk, ("a", {**WAIT, "sqlstate": "P0001"}), max_attempts=1000, backoff="1 day", backoff_max="1 day")
+    run(clerk, "SELECT outbox_alter_destination('f', max_attempts => 1)")
+    db.sql("DELETE FROM app.stop")
+    settled(db, 0, 1)
 
 
 @pytest.mark.alone

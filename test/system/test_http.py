@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import json
 import re
+import threading
 import time
 from collections import defaultdict
 from statistics import median
@@ -294,6 +295,21 @@ def test_a_dead_letter_that_blocks_its_key(db, receiver):
     db.sql("SELECT outbox_retry('hook')")
     eventually(lambda: status(db, "hook")["delivered"] == 20)
     assert by_key(receiver.requests)["P"] == [1, 1, 2, 3, 4]
+
+
+def test_dead_letters_hold_back_nothing_any_more_while_a_batch_is_sent(db, receiver):
+    """The batch has an event that was held back when it was read."""
+    create(db, "hook", receiver, on_exhausted="block")
+    let_go = threading.Event()
+    receiver.behave(lambda request: 422 if key_of(request) == "dead" else let_go.wait() and 204)
+    emit(db, "dead", ordering_key="k")
+    eventually(lambda: status(db, "hook")["dead"] == 1)
+    db.sql("SELECT outbox_emit(NULL, 'other', 't', '{}', 'o'), outbox_emit(NULL, 'next', 't', '{}', 'k')")
+    eventually(lambda: len(receiver.requests) == 2)
+    db.sql("SELECT outbox_alter_destination('hook', on_exhausted => 'dead_letter')")
+    let_go.set()
+    eventually(lambda: status(db, "hook")["delivered"] == 2)
+    assert [key_of(request) for request in receiver.requests] == ["dead", "other", "next"]
 
 
 # -- case 23 --
