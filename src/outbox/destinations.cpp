@@ -6,6 +6,7 @@
 #include "outbox/cursor.hpp"
 #include "outbox/emit.hpp"
 #include "outbox/eras.hpp"
+#include "outbox/function_destination.hpp"
 #include "outbox/log_identity.hpp"
 #include "outbox/options.hpp"
 #include "outbox/parked.hpp"
@@ -138,15 +139,8 @@ const char *pinned_function(const char *given) {
   const char *hint = "Create it as: FUNCTION name(event jsonb) RETURNS void.";
   if (call->isnull) pg::raise(kInvalidFunction, hint, "function %s does not exist", signature);
   const Oid function = DatumGetObjectId(found);
-
-  HeapTuple row = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
-  if (!HeapTupleIsValid(row)) pg::raise(kInvalidFunction, hint, "function %s does not exist", signature);
-  const auto *form = reinterpret_cast<Form_pg_proc>(GETSTRUCT(row));
-  const bool fits = form->prokind == PROKIND_FUNCTION && form->pronargs == 1 &&
-                    form->proargtypes.values[0] == JSONBOID && form->prorettype == VOIDOID &&
-                    !form->proretset;
-  ReleaseSysCache(row);
-  if (!fits) pg::raise(kInvalidFunction, hint, "function %s does not fit a destination", signature);
+  if (!fits_a_destination(function))
+    pg::raise(kInvalidFunction, hint, "function %s does not fit a destination", signature);
   if (!pg::may_execute(function, GetUserId()))
     pg::raise_insufficient_privilege("A destination calls its function as the role that created it.",
                                      "permission denied for function %s", signature);

@@ -66,8 +66,8 @@ const char *find_handler(const Destination &d, Handler *handler) {
   const char *signature = option(d, "function");
   handler->function = function_named(signature);
   if (!OidIsValid(handler->function)) return psprintf("function %s does not exist", signature);
-  if (get_func_rettype(handler->function) != VOIDOID)
-    return psprintf("function %s does not return void", signature);
+  if (!fits_a_destination(handler->function))
+    return psprintf("%s does not fit: it has to be a FUNCTION name(event jsonb) RETURNS void", signature);
   if (!pg::may_execute(handler->function, handler->role))
     return psprintf("permission denied for function %s to role \"%s\"", signature, d.run_as);
   handler->timeout_us = timeout_us(d);
@@ -263,6 +263,17 @@ struct FailedKeys {
 };
 
 }  // namespace
+
+bool fits_a_destination(Oid function) {
+  HeapTuple row = SearchSysCache1(PROCOID, ObjectIdGetDatum(function));
+  if (!HeapTupleIsValid(row)) return false;
+  const auto *form = reinterpret_cast<Form_pg_proc>(GETSTRUCT(row));
+  const bool fits = form->prokind == PROKIND_FUNCTION && form->pronargs == 1 &&
+                    form->proargtypes.values[0] == JSONBOID && form->prorettype == VOIDOID &&
+                    !form->proretset;
+  ReleaseSysCache(row);
+  return fits;
+}
 
 int64 function_lease_us(const Destination &destination) {
   // A lease is renewed when half of it is over.

@@ -21,6 +21,9 @@ struct FunctionRun {
   TimestampTz retry_at;
 };
 
+// Whether it is a FUNCTION name(event jsonb) RETURNS void. False for one that does not exist.
+bool fits_a_destination(Oid function);
+
 // How long a shard has to be leased so that one call can take its full time.
 int64 function_lease_us(const Destination &destination);
 

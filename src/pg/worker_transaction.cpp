@@ -21,6 +21,7 @@ constexpr Setting pinned[] = {
     {"default_transaction_deferrable", "off"},
     {"default_transaction_isolation", "read committed"},
     {"default_transaction_read_only", "off"},
+    {"exit_on_error", "off"},
     {"extra_float_digits", "1"},
     {"idle_in_transaction_session_timeout", "0"},
     {"idle_session_timeout", "0"},
@@ -41,6 +42,10 @@ constexpr Setting pinned[] = {
     {"transaction_timeout", "0"},
     {"xmloption", "content"},
 };
+
+void pin(const char *name, const char *value) {
+  if (GetConfigOption(name, true, false)) SetConfigOption(name, value, PGC_SUSET, PGC_S_OVERRIDE);
+}
 
 constinit volatile sig_atomic_t in_step = 0;
 constinit volatile sig_atomic_t cancelled_by_sigterm = 0;  // only steps that began before it
@@ -78,9 +83,9 @@ void on_sigint() {
 
 void pin_settings() {
   StartTransactionCommand();  // some values are looked up in the catalogs
-  for (const Setting &setting : pinned)
-    if (GetConfigOption(setting.name, true, false))
-      SetConfigOption(setting.name, setting.value, PGC_SUSET, PGC_S_OVERRIDE);
+  // As whom the server starts its workers. It has no value unless somebody has given it one.
+  pin("session_authorization", GetUserNameFromId(BOOTSTRAP_SUPERUSERID, false));
+  for (const Setting &setting : pinned) pin(setting.name, setting.value);
   CommitTransactionCommand();
 }
 

@@ -263,10 +263,27 @@ def test_a_role_or_function_that_is_gone_stops_the_destination_and_burns_nothing
     run(clerk, "ALTER FUNCTION app.handle(jsonb) RENAME TO elsewhere")
     run(clerk, "CREATE FUNCTION app.handle(jsonb) RETURNS int LANGUAGE sql AS 'SELECT 1'")
     emit(db, ("d", {}))
-    eventually(lambda: "does not return void" in db.value("SELECT last_error FROM outbox_status"))
+    eventually(lambda: "does not fit" in db.value("SELECT last_error FROM outbox_status"))
     run(clerk, "DROP FUNCTION app.handle(jsonb)")
     run(clerk, "ALTER FUNCTION app.elsewhere(jsonb) RENAME TO handle")
     settled(db, 4)
+
+
+@pytest.mark.parametrize("other", [
+    "PROCEDURE app.handle(event jsonb) LANGUAGE sql AS ''",
+    "FUNCTION app.handle(event jsonb) RETURNS SETOF void LANGUAGE sql AS ''",
+    "FUNCTION app.handle(event jsonb) RETURNS SETOF void LANGUAGE plpgsql AS 'BEGIN END'",
+    "FUNCTION app.handle(event jsonb) RETURNS text LANGUAGE sql AS $$ SELECT '' $$",
+    "AGGREGATE app.handle(jsonb) (SFUNC = jsonb_concat, STYPE = jsonb)"])
+def test_what_took_the_functions_place_is_not_called(db, clerk, other):
+    create(clerk, max_attempts=1)
+    run(clerk, "ALTER FUNCTION app.handle(jsonb) RENAME TO elsewhere")
+    run(clerk, f"CREATE {other}")
+    emit(db, ("a", {}))
+    eventually(lambda: "app.handle(pg_catalog.jsonb) does not fit" in (db.value("SELECT last_error FROM outbox_status") or ""))
+    run(clerk, f"DROP {other.split()[0]} app.handle(jsonb)")
+    run(clerk, "ALTER FUNCTION app.elsewhere(jsonb) RENAME TO handle")
+    settled(db, 1)
 
 
 def test_an_error_at_commit_is_found_to_be_one_events_fault(db, clerk):

@@ -18,13 +18,13 @@ HOSTILE = {
     "default_tablespace": "nowhere", "default_toast_compression": "pglz", "default_transaction_deferrable": "on",
     "default_transaction_isolation": "serializable", "default_transaction_read_only": "on", "enable_bitmapscan": "off",
     "enable_indexonlyscan": "off", "enable_indexscan": "off", "enable_nestloop": "off", "enable_seqscan": "off",
-    "enable_sort": "off", "escape_string_warning": "on", "extra_float_digits": "-15", "force_parallel_mode": "on",
+    "enable_sort": "off", "escape_string_warning": "on", "exit_on_error": "on", "extra_float_digits": "-15", "force_parallel_mode": "on",
     "from_collapse_limit": "1", "geqo_threshold": "2", "gin_fuzzy_search_limit": "1", "idle_in_transaction_session_timeout": "1",
     "idle_session_timeout": "1", "IntervalStyle": "sql_standard", "jit_above_cost": "0", "lc_messages": "C.UTF-8",
     "lc_monetary": "C.UTF-8", "lc_numeric": "C.UTF-8", "lc_time": "C.UTF-8", "lock_timeout": "1", "log_min_messages": "fatal",
     "log_statement": "all", "parallel_setup_cost": "0", "plan_cache_mode": "force_generic_plan", "quote_all_identifiers": "on",
     "restrict_nonsystem_relation_kind": "view", "role": "intruder", "row_security": "off", "search_path": "nowhere", "session_preload_libraries": "nothing",
-    "session_replication_role": "replica", "standard_conforming_strings": "off", "statement_timeout": "1",
+    "session_authorization": "intruder", "session_replication_role": "replica", "standard_conforming_strings": "off", "statement_timeout": "1",
     "synchronize_seqscans": "off", "synchronous_commit": "remote_apply", "temp_buffers": "100", "temp_tablespaces": "nowhere",
     "TimeZone": "Asia/Kathmandu", "timezone_abbreviations": "Australia", "track_activities": "off", "track_counts": "off",
     "transaction_timeout": "1", "transform_null_equals": "on", "wal_compression": "on", "work_mem": "64", "xmlbinary": "hex",
@@ -34,7 +34,7 @@ OF_SESSIONS = {"search_path": "retrysafe,public", "role": "none", "statement_tim
                "idle_session_timeout": "0", "idle_in_transaction_session_timeout": "0", "default_transaction_read_only": "off",
                "default_transaction_isolation": "read committed", "default_transaction_deferrable": "off",
                "client_encoding": "UTF8", "synchronous_commit": "local", "client_min_messages": "warning", "deadlock_timeout": "1s",
-               "default_tablespace": "", "temp_tablespaces": "", "session_preload_libraries": "",
+               "default_tablespace": "", "temp_tablespaces": "", "session_preload_libraries": "", "exit_on_error": "off",
                "standard_conforming_strings": "on", "restrict_nonsystem_relation_kind": "",
                "debug_parallel_query": "off", "force_parallel_mode": "off"}  # parallel workers have the role's transaction_timeout
 
@@ -90,7 +90,7 @@ class Scene:
     def harden(self, whose):
         """Such settings are those of the database, or of the role that workers connect as. Its worker starts anew."""
         admin = self.server.connect()
-        known = {name for (name,) in run(admin, "SELECT name FROM pg_settings")}
+        known = {name for (name,) in run(admin, "SELECT name FROM pg_settings")} | {"role", "session_authorization"}  # not shown there
         for name in HOSTILE.keys() & known:
             run(admin, f"ALTER {whose} SET {name} = %s", HOSTILE[name])
         self.options = " ".join(f"-c {name}={value}".replace("read committed", "read\\ committed")
@@ -108,11 +108,15 @@ class Scene:
         run(session, "SET search_path = retrysafe, public")
         run(session, "CREATE TABLE public.calls (serial bigint GENERATED ALWAYS AS IDENTITY, event jsonb)")
         run(session, """CREATE FUNCTION public.note(event jsonb) RETURNS void LANGUAGE sql AS
-                        $$INSERT INTO public.calls (event) VALUES (event)$$""")
+                        $$INSERT INTO public.calls (event) VALUES (event || jsonb_build_object('of', session_user))$$""")
+        run(session, """CREATE FUNCTION public.refuse(event jsonb) RETURNS void LANGUAGE plpgsql AS
+                        $$BEGIN RAISE EXCEPTION 'refused'; END$$""")
         run(session, "CREATE FUNCTION public.handle(jsonb) RETURNS jsonb LANGUAGE sql AS $$SELECT $1 || '{\"done\": 1.10}'$$")
         run(session, "SELECT outbox_create_destination('hook', 'http', %s, backoff => '100 ms', batch_events => 3)",
             json.dumps({"url": f"{self.receiver.url}{self.name}", "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLw=="}))
         run(session, "SELECT outbox_create_destination('f', 'function', '{\"function\": \"public.note\"}')")
+        run(session, """SELECT outbox_create_destination('r', 'function', '{"function": "public.refuse"}', max_attempts => 1,
+                                                         event_types => '{order.refused}')""")
         run(session, "SELECT outbox_create_destination('p', 'pull', shards => 2)")
         payload = '{"float": 0.1, "big": 1e300, "precise": 12345678901234567890.10, "text": "é😀\\\\ \'", "null": null, "array": [null, 1]}'
         for i in range(7):
