@@ -6,6 +6,7 @@
 #include "outbox/engine.hpp"
 #include "outbox/options.hpp"
 #include "pg/boundary.hpp"
+#include "pg/database_name.hpp"
 
 #include "pg/server.hpp"
 
@@ -50,8 +51,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_relay_destination) {
     pg::raise(kNotFetchable, "Workers call its function inside the database.",
               "destination \"%s\" of kind \"function\" cannot be published to by a relay", d.name);
   const Kind *kind = find_kind(d.kind);
-  Datum values[9];
-  bool nulls[9]{};
+  Datum values[10];
+  bool nulls[10]{};
   values[0] = CStringGetTextDatum(d.kind);
   nulls[1] = !kind || !kind->library;
   if (!nulls[1]) values[1] = CStringGetTextDatum(kind->library);
@@ -63,6 +64,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_relay_destination) {
   values[6] = Int64GetDatum(d.lease_us / 1000);
   values[7] = CStringGetTextDatum(d.block_when_exhausted ? "block" : "dead_letter");
   values[8] = BoolGetDatum(d.paused);
+  values[9] = CStringGetTextDatum(pg::own_database_name());
   tuplestore_putvalues(result->setResult, result->setDesc, values, nulls);
   return Datum{0};
 }

@@ -163,7 +163,7 @@ void Lane::load() {
   reload_ = false;
   close_sink();
   session_.send(
-      "SELECT kind, library, version, batch_events, batch_bytes, lease_ms, on_exhausted"
+      "SELECT kind, library, version, batch_events, batch_bytes, lease_ms, on_exhausted, database"
       " FROM @outbox_relay_destination($1)",
       {destination()}, false, kStatementTimeout, [this](const Answer &answer) {
         if (answer.lost()) return;
@@ -177,6 +177,7 @@ void Lane::load() {
         lease_ = number(5);
         dead_letters_ = answer.text(0, 6) == "block" ? Dispatcher::DeadLetters::kBlock
                                                      : Dispatcher::DeadLetters::kStepOver;
+        database_ = answer.text(0, 7);
         in_database_ = kind_ != "pull";
         load_option_list();
       });
@@ -276,7 +277,7 @@ void Lane::load_options() {
 void Lane::open_sink(Options options) {
   sink::Config config;
   config.destination = destination();
-  config.database = session_.database();
+  config.database = database_;
   for (const auto &[name, value] : options) {
     const OptionName known = find_option(option_list_, std::string_view(name).substr(0, name.find('.')));
     if (known.description && is_masked(known.description->type)) config.secrets.add(value);
@@ -292,7 +293,7 @@ void Lane::open_sink(Options options) {
   opened_ = true;
   if (configuration_.mode == Mode::kCheck) {
     log(Level::kInfo, "the destination can be published to",
-        {{"destination", destination()}, {"kind", kind_}, {"database", session_.database()}});
+        {{"destination", destination()}, {"kind", kind_}, {"database", database_}});
     return finish(End::kDone);
   }
   fetch();
@@ -340,7 +341,7 @@ void Lane::set_aside(const std::string &what) {
                 {destination(), std::to_string(batch_bytes_), milliseconds(lease_)}, true, kStatementTimeout,
                 [this, reason = storable(what, session_.utf8())](Answer answer) {
                   if (!answer.good() || answer.rows() == 0) return;
-                  const EventBatch batch(std::move(answer.result), session_.database());
+                  const EventBatch batch(std::move(answer.result), database_);
                   if (state_ == State::kReleasing) return give_back(batch.handle());
                   handles_[batch.shard()] = batch.handle();
                   const std::string id(batch.event_id(0));
@@ -384,7 +385,7 @@ void Lane::fetched(Answer answer) {
   errors_ = 0;
   last_error_.clear();
   if (answer.rows() == 0) return nothing_to_do();
-  batch_.emplace(std::move(answer.result), session_.database());
+  batch_.emplace(std::move(answer.result), database_);
   handles_[batch_->shard()] = batch_->handle();
   if (stopping_ || reload_) {  // not acknowledged, it comes again
     batch_.reset();

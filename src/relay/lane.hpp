@@ -124,7 +124,7 @@ class Lane {
   End end_ = End::kNone;
 
   // The destination as it was loaded.
-  std::string version_, kind_, library_;
+  std::string version_, kind_, library_, database_;
   bool in_database_ = false;
   std::deque<std::string> option_texts_;  // what option_list_ views
   std::vector<OptionDescription> option_list_;

@@ -75,7 +75,7 @@ constexpr const char *kSettings =
     ") AS v (name, value) JOIN pg_catalog.pg_settings s USING (name)";
 
 constexpr const char *kFindExtension =
-    "SELECT pg_catalog.quote_ident(n.nspname) || '.', pg_catalog.current_database()"
+    "SELECT pg_catalog.quote_ident(n.nspname) || '.'"
     " FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace"
     " WHERE e.extname = 'retrysafe'";
 
@@ -207,7 +207,6 @@ void Session::prepare() {
     if (!answer.good()) return fail(answer.message);
     if (answer.rows() == 0) return fail("the extension retrysafe is not installed in this database");
     schema_ = answer.text(0, 0);
-    database_ = answer.text(0, 1);
     const char *encoding = PQparameterStatus(connection_, "server_encoding");
     utf8_ = encoding && std::string_view(encoding) == "UTF8";
     state_ = State::kReady;

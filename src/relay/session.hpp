@@ -75,7 +75,6 @@ class Session {
   bool ready() const { return state_ == State::kReady; }
   // The extension's schema, quoted, and a dot.
   const std::string &schema() const { return schema_; }
-  const std::string &database() const { return database_; }
   // Whether the encoding of the database is UTF-8.
   bool utf8() const { return utf8_; }
 
@@ -114,7 +113,7 @@ class Session {
   std::deque<Sent> sent_;
   std::map<std::string, std::string, std::less<>> prepared_;  // texts, and how they are called
   int prepared_in_all_ = 0;
-  std::string schema_, database_;
+  std::string schema_;
   bool utf8_ = true;
   size_t attempt_ = 0;
   int failures_ = 0;

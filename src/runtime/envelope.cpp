@@ -8,6 +8,7 @@
 #include "core/event_source.hpp"
 #include "core/event_time.hpp"
 #include "core/printable.hpp"
+#include "pg/database_name.hpp"
 #include "pg/text.hpp"
 
 #include "pg/server.hpp"
@@ -62,7 +63,7 @@ retrysafe_text source_text(const retrysafe_text &database, const retrysafe_text 
 }  // namespace
 
 retrysafe_event *make_envelopes(const outbox::Event *events, int32 count) {
-  const retrysafe_text database = utf8(get_database_name(MyDatabaseId));
+  const retrysafe_text database = utf8(pg::own_database_name());
   auto *envelopes = static_cast<retrysafe_event *>(palloc0(sizeof(retrysafe_event) * (count + 1)));
   auto *written = static_cast<Written *>(palloc(sizeof(Written) * (count + 1)));
   for (int32 i = 0; i < count; ++i) {

@@ -9,6 +9,7 @@
 #include "core/kinds/kinds.hpp"
 #include "outbox/function_destination.hpp"
 #include "outbox/options.hpp"
+#include "pg/database_name.hpp"
 #include "pg/fault_point.hpp"
 #include "runtime/destination_log.hpp"
 #include "runtime/envelope.hpp"
@@ -250,8 +251,8 @@ void Lane::read(Milliseconds now) {
       const outbox::Kind *kind = outbox::find_kind(destination_->kind);
       if (!kind || !kind->library) outbox::raise_unknown_kind(destination_->kind);
       library = pstrdup(kind->library);
-      const char *own = get_database_name(MyDatabaseId);
-      database = own ? pg_server_to_any(own, static_cast<int>(strlen(own)), PG_UTF8) : "";
+      const char *own = pg::own_database_name();
+      database = pg_server_to_any(own, static_cast<int>(strlen(own)), PG_UTF8);
       options = outbox::resolved_options(*destination_, outbox::SecretReader::kServer, &option_count);
     }
   });

@@ -20,6 +20,7 @@ from conftest import TOP, eventually, make_database, run
 from null_destination import worker_pids
 from odd_values import ACCEPTED, VALUES, Value, emit
 from receiver import Answer, Raw, Receiver
+from relay_process import Relay
 
 @dataclass
 class Arrived:
@@ -314,6 +315,27 @@ def test_what_a_database_in_another_encoding_holds_arrives_in_utf8(kind, letter)
     assert (a.key, a.payload, a.fields) == (value.key, value.stored, kind.expected(value))
     eventually(lambda: db.value("SELECT sent_at IS NOT NULL FROM outbox_events"))
     closing.balance(db, "d", [a.id], committed=[value.key])
+
+
+@pytest.mark.parametrize("publisher", ["worker", "relay"])
+@pytest.mark.parametrize("name, size", [("店", 3), ("婩婩", 6)], ids=["not of its encoding", "not in UTF-8"])
+def test_the_name_of_a_database_can_be_any_bytes(server, name, size, publisher):
+    """The catalog of databases is shared: a name is stored as another database writes it."""
+    db = make_database(server, name, "ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0")
+    try:
+        with Receiver() as receiver:
+            db.sql("SELECT outbox_create_destination('d', 'http', %s, workers => %s)", json.dumps({"url": receiver.url}),
+                   publisher == "worker")
+            db.sql("SELECT outbox_emit(NULL, 'e', 't', '{}')")
+            with Relay(db, "--allowed-addresses", "127.0.0.1, ::1", "d") if publisher == "relay" else contextlib.nullcontext():
+                eventually(lambda: receiver.requests)
+            (request,) = receiver.requests
+            assert request.header("ce-source") == encoded("retrysafe/" + "%3F" * size)
+            eventually(lambda: db.value("SELECT delivered FROM outbox_status") == 1)
+    finally:
+        admin = server.connect()
+        run(admin, f'DROP DATABASE "{name}" WITH (FORCE)')
+        admin.close()
 
 
 def test_no_key_is_a_pattern(db):

@@ -51,7 +51,7 @@ IS 'waits, without a snapshot, until there may be something to fetch';
 
 CREATE FUNCTION @extschema@.outbox_relay_destination(destination text)
 RETURNS TABLE (kind text, library text, version text, shards integer, batch_events integer, batch_bytes integer,
-               lease_ms bigint, on_exhausted text, paused boolean)
+               lease_ms bigint, on_exhausted text, paused boolean, database text)
 LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'retrysafe_outbox_relay_destination';
 COMMENT ON FUNCTION @extschema@.outbox_relay_destination(text)
