@@ -41,7 +41,7 @@ class Supervisor {
 
   enum class Ending {
     kNothingToDo,  // no extension, or one of another version
-    kAsked,        // somebody asked it to leave, or terminated it
+    kAsked,        // somebody asked it to leave, or terminated it, or the cause is not met again at once
     kFailed,
   };
 

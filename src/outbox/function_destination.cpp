@@ -149,7 +149,10 @@ void disarm() {
   disable_timeout(STATEMENT_TIMEOUT, false);
   disable_timeout(stop_timer(), false);
   QueryCancelPending = false;
+  ProcDiePending = false;
 }
+
+constinit CalledEvent called{};  // id 0: none
 
 // Inside the subtransaction.
 void run_handler(const Handler &handler, const Event &event) {
@@ -198,11 +201,12 @@ Caught caught(Body &&body) {
   }
 }
 
-Caught call_handler(const Handler &handler, const Event &event) {
+Caught call_handler(const Handler &handler, int32 destination, const Event &event) {
   MemoryContext memory = CurrentMemoryContext;
   ResourceOwner owner = CurrentResourceOwner;
   BeginInternalSubTransaction(nullptr);
   MemoryContextSwitchTo(memory);
+  called = called_event(destination, event);
   const Caught result = caught([&] {
     MemoryContextSwitchTo(CurTransactionContext);
     run_handler(handler, event);
@@ -211,6 +215,7 @@ Caught call_handler(const Handler &handler, const Event &event) {
     disarm();
     RollbackAndReleaseCurrentSubTransaction();
   }
+  called = {};
   MemoryContextSwitchTo(memory);
   CurrentResourceOwner = owner;
   // Advisory locks of the session outlive transactions. The worker itself takes none.
@@ -296,7 +301,7 @@ FunctionRun call_function(const Destination &destination, Batch *batch, StopChec
     if ((any && now - begin > kMaxRunUs) || now + handler.timeout_us > batch->claim.lease_until || stop())
       break;
 
-    const Caught result = call_handler(handler, event);
+    const Caught result = call_handler(handler, destination.destination, event);
     if (result.failed && stop()) break;
     const HandlerError kind = result.failed ? kind_of(result) : HandlerError::kRetry;
     if (!result.failed) {
@@ -319,6 +324,10 @@ FunctionRun call_function(const Destination &destination, Batch *batch, StopChec
   if (run.reason) run.retry_at = record_unreachable(destination, batch->claim, run.reason, -1);
   RETRYSAFE_FAULT_POINT("function.before_commit");
   return run;
+}
+
+const CalledEvent *call_under_way() {
+  return called.id != 0 ? &called : nullptr;
 }
 
 bool may_be_a_calls_fault(int sqlstate) {

@@ -38,6 +38,20 @@ using StopCheck = bool (*)();
 // happened.
 FunctionRun call_function(const Destination &destination, Batch *batch, StopCheck stop);
 
+// An event as a call had it. A position comes again where the extension is made anew, with the transaction it
+// does not.
+struct CalledEvent {
+  int32 destination;
+  int64 id;
+  uint64 txid;
+  bool operator==(const CalledEvent &) const = default;
+};
+inline CalledEvent called_event(int32 destination, const Event &event) {
+  return {destination, event.id, event.txid};
+}
+// What is being called: for the end of a process, which it may be the cause of. Null: nothing.
+const CalledEvent *call_under_way();
+
 // Whether an error that came after the calls, while their outcomes were recorded or the transaction
 // committed, can be the fault of a call. A lock that others hold, a cancellation from outside and a full disk
 // are not.

@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "outbox/function_destination.hpp"
+
 #include "pg/server.hpp"
 
 namespace retrysafe::runtime {
@@ -26,6 +28,7 @@ enum class Verdict : int32 {
   kFailed,        // unexpectedly: what a slot holds until its process knows better
   kTerminated,    // by signal, in order
   kLetGo,         // asked to by somebody who needs the database, or not needed any more
+  kFatalCall,     // ended by a function that it called: the next one does not begin with that
   kNotInstalled,  // the extension is not in the database
   kOtherVersion,  // its SQL objects are of another version than the library
 };
@@ -70,6 +73,12 @@ struct Hold {
   int32 proc_number;
 };
 
+// See fatal_calls.hpp.
+struct FatalCall {
+  Oid database;  // InvalidOid: free
+  outbox::CalledEvent event;
+};
+
 struct ControlArea {
   int32 launcher_pid;
   int32 launcher_proc_number;
@@ -80,6 +89,8 @@ struct ControlArea {
   int32 announced_count;
   Oid announced[32];  // databases whose extension was made or updated
   Hold holds[32];
+  uint32 fatal_calls_noted;
+  FatalCall fatal_calls[64];
   int32 session_count;  // entries of `sessions` that were ever used: who commits looks at no others
   WaitingSession sessions[64];
   int32 slot_count;

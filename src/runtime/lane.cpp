@@ -13,6 +13,7 @@
 #include "pg/fault_point.hpp"
 #include "runtime/destination_log.hpp"
 #include "runtime/envelope.hpp"
+#include "runtime/fatal_calls.hpp"
 #include "runtime/wakeup.hpp"
 #include "runtime/worker_slot.hpp"
 #include "settings.hpp"
@@ -27,6 +28,8 @@ constexpr Milliseconds kFailureRest = 1000;
 constexpr Milliseconds kFailureRestMax = 60'000;
 // Outcomes that could not be recorded are kept for so many tries. Then the batch is read and sent again.
 constexpr int kRecordTries = 8;
+// So long the other destinations have the worker for themselves after a call has ended one.
+constexpr Milliseconds kFatalCallRest = 1000;
 // An idle lane looks no sooner whether there is progress to store.
 constexpr Milliseconds kProgressRest = 100;
 // A sink whose descriptor stays readable without anything to do would keep the worker awake for ever.
@@ -91,6 +94,7 @@ std::unique_ptr<Lane> Lane::make(int32 destination, int epoll_fd, Claim &&claim,
     lane->destination_ = outbox::load_destination(destination);
   });
   if (*error || !lane->destination_) return nullptr;
+  if (has_fatal_call(destination)) lane->rest(now_ms() + kFatalCallRest);
   pg::call([] { RETRYSAFE_FAULT_POINT("worker.after_claim"); });
   return lane;
 }
@@ -427,6 +431,7 @@ bool Lane::is_function() const {
 
 // Sends and records in one: the function's effects and the progress commit together.
 void Lane::call_function(Milliseconds now) {
+  if (has_fatal_call(*batch_)) return count_fatal_call(now);
   outbox::FunctionRun run{};
   const auto error = pg::in_transaction("calling the function of destination", name(), [&] {
     MemoryContextSwitchTo(batch_memory_);
@@ -461,7 +466,7 @@ void Lane::call_failed(const pg::StepError &error, Milliseconds now) {
     return go();
   }
   if (outbox::may_be_a_calls_fault(error.sqlstate)) {
-    if (batch_->event_count == 1 && blame(error)) return;
+    if (batch_->event_count == 1 && !blame(error.message.c_str())) return;
     singles_ = std::max(singles_, batch_->event_count);
   }
   drop_batch();
@@ -469,20 +474,36 @@ void Lane::call_failed(const pg::StepError &error, Milliseconds now) {
   failed("call the function of", error, now);
 }
 
-// When the failure of an event can be recorded at once, it is what the call did that could not be. False: it
-// cannot either, and so nothing is known of the event.
-bool Lane::blame(const pg::StepError &error) {
-  const auto recording = pg::in_transaction("recording what became of events for destination", name(), [&] {
+// When the failure of an event can be recorded at once, it is what the call did that could not be. An error:
+// it cannot either, and so nothing is known of the event.
+std::optional<pg::StepError> Lane::blame(const char *reason) {
+  const auto error = pg::in_transaction("recording what became of events for destination", name(), [&] {
     MemoryContextSwitchTo(batch_memory_);
-    outbox::record_failure(*destination_, batch_, error.message.c_str());
+    outbox::record_failure(*destination_, batch_, reason);
   });
-  if (recording) return false;
+  if (error) return error;
   failures_ = 0;
   if (singles_ > 0) --singles_;
   recorded_ = true;
   drop_batch();
   state_ = State::kReading;
-  return true;
+  return std::nullopt;
+}
+
+// With nothing else in the transaction: what comes after it in the batch may end the worker as well.
+void Lane::count_fatal_call(Milliseconds now) {
+  if (batch_->event_count > 1) {
+    singles_ = batch_->event_count;
+    drop_batch();
+    state_ = State::kReading;
+    return;
+  }
+  const outbox::CalledEvent event = outbox::called_event(claim_.destination, batch_->events[0]);
+  if (const auto error = blame("the worker ended while the event was handled")) {
+    drop_batch();
+    return failed("record what became of events for", *error, now);
+  }
+  forget_fatal_call(event);
 }
 
 // The destination cannot even be opened.

@@ -91,7 +91,8 @@ class Lane {
   void call_function(Milliseconds now);
   bool has_lost_shard();
   void call_failed(const pg::StepError &error, Milliseconds now);
-  bool blame(const pg::StepError &error);
+  std::optional<pg::StepError> blame(const char *reason);
+  void count_fatal_call(Milliseconds now);
   void after_record(Milliseconds now);
   void unreachable(const char *reason, Milliseconds now);
   void drop_batch();
@@ -115,7 +116,8 @@ class Lane {
   std::vector<Dispatcher::Item> items_;
 
   // Kind function: an error that comes only when the outcomes are recorded, or committed, does not tell which
-  // event it is the fault of. So many go singly from then on.
+  // event it is the fault of, and of an event that ended a worker nothing but that is to be recorded. So many
+  // go singly from then on.
   int32 singles_ = 0;
 
   bool ready_ = false;

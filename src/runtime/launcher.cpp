@@ -214,6 +214,7 @@ class Launcher {
         return Supervisor::Ending::kNothingToDo;
       case Verdict::kTerminated:
       case Verdict::kLetGo:
+      case Verdict::kFatalCall:
         return Supervisor::Ending::kAsked;
       case Verdict::kFailed:
         break;

@@ -1,6 +1,8 @@
 #include "runtime/worker_slot.hpp"
 
+#include "outbox/function_destination.hpp"
 #include "pg/text.hpp"
+#include "runtime/fatal_calls.hpp"
 
 #include "pg/server.hpp"
 
@@ -11,9 +13,14 @@ namespace {
 constinit WorkerSlot *own = nullptr;
 
 void leave_slot(int, Datum) {
-  locked(LW_EXCLUSIVE, [] {
+  const outbox::CalledEvent *call = should_break_off() ? nullptr : outbox::call_under_way();
+  locked(LW_EXCLUSIVE, [&] {
     ControlArea *area = control_area();
     const Oid database = own->database;
+    if (call) {
+      note_fatal_call(area, {database, *call});
+      own->verdict = Verdict::kFatalCall;
+    }
     own->pid = 0;
     if (own->by_hand) {
       own->state = SlotState::kFree;

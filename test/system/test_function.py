@@ -5,6 +5,7 @@ import time
 import pytest
 
 from conftest import eventually, in_spite_of_crashes, kill, run
+from null_destination import NullDestination
 
 HANDLER = """
 CREATE SCHEMA app AUTHORIZATION clerk;
@@ -221,6 +222,59 @@ def test_a_function_that_catches_its_cancellation_does_not_keep_the_worker(db, c
     pid = worker_pid(db)
     eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid) == "PgSleep")
     eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 0, timeout=20)
+
+
+EXIT = {"sql": "DO $$ BEGIN PERFORM set_config('exit_on_error', 'on', true); END $$", "sqlstate": "P0001"}
+STUBBORN = {"sql": """DO $$ BEGIN WHILE EXISTS (SELECT FROM app.stop) LOOP
+  BEGIN PERFORM pg_sleep(60); EXCEPTION WHEN query_canceled THEN NULL; END;
+END LOOP; END $$"""}
+LATE = {"sql": "DO $$ BEGIN PERFORM set_config('transaction_timeout', '1ms', true); PERFORM pg_sleep(60); END $$"}
+ENDED = "the worker ended while the event was handled"
+
+
+@pytest.mark.parametrize("way", ["fatal", "stubborn", "late"])
+def test_an_event_that_takes_the_worker_along_has_failed(db, clerk, way):
+    if way == "late" and not db.sql("SELECT FROM pg_settings WHERE name = 'transaction_timeout'"):
+        pytest.skip("a setting of PostgreSQL 17")
+    attempts = 1 if way == "stubborn" else 2  # it takes five seconds
+    create(clerk, {"statement_timeout": "100ms" if way == "stubborn" else "10s"}, max_attempts=attempts, event_types=["t"])
+    run(clerk, "CREATE TABLE app.stop AS SELECT 'x' AS mark; CREATE SEQUENCE app.tries")
+    neighbour = NullDestination(db, event_types="'{n}'")
+    deadly = {"fatal": EXIT, "stubborn": STUBBORN, "late": LATE}[way]
+    emit(db, ("before", {}), ("bad", {**deadly, "sql": "SELECT nextval('app.tries');" + deadly["sql"]}, "k"), ("behind", {}, "k"),
+         ("after", {}))
+    db.sql("SELECT outbox_emit(NULL, 'n', 'n', '{}')")
+    settled(db, 3, 1)
+    assert set(effects(db)) == {"before", "behind", "after"} and dead(db) == {"bad": ENDED}
+    assert db.value("SELECT last_value FROM app.tries") == attempts
+    eventually(lambda: set(neighbour.delivered()) == {"n"})
+
+
+def test_many_events_that_take_the_worker_along_stop_nobody_else(db, clerk):
+    """The next worker has a while for the others before it calls for this destination again."""
+    create(clerk, max_attempts=1, event_types=["t"])
+    neighbour = NullDestination(db, options='"delay_ms": 100', event_types="'{n}'")
+    emit(db, *((f"bad{i}", EXIT) for i in range(1000)))
+    for i in range(3):
+        deaths = len(dead(db))
+        eventually(lambda: len(dead(db)) > deaths)
+        db.sql("SELECT outbox_emit(NULL, %s, 'n', '{}')", f"n{i}")
+        eventually(lambda: neighbour.status()["delivered"] == i + 1)
+    assert len(dead(db)) < 100
+
+
+def test_a_worker_that_is_told_to_end_says_nothing_of_the_event(db, clerk):
+    """Though the function does not let it go, and is taken along."""
+    create(clerk, max_attempts=1)
+    run(clerk, "CREATE TABLE app.stop AS SELECT 'x' AS mark")
+    emit(db, ("a", STUBBORN))
+    pid = worker_pid(db)
+    eventually(lambda: db.value("SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid) == "PgSleep")
+    db.sql("SELECT pg_terminate_backend(%s)", pid)
+    eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", pid) == 0)
+    run(clerk, "DELETE FROM app.stop")
+    settled(db, 1)
+    assert db.sql("SELECT event -> 'attempt' FROM app.effects") == [(1,)]
 
 
 def test_nothing_is_left_in_the_session(db, clerk):
