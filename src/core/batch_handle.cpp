@@ -1,6 +1,7 @@
 #include "core/batch_handle.hpp"
 
 #include <charconv>
+#include <cstring>
 
 namespace retrysafe {
 
@@ -87,6 +88,12 @@ bool parse_handle(std::string_view text, BatchHandle *handle) {
     ++handle->parked_count;
   }
   return handle->from <= handle->to;
+}
+
+std::uint32_t first_number(const Uuid &id) {
+  std::uint32_t number;
+  std::memcpy(&number, id.data(), sizeof number);
+  return number;
 }
 
 std::uint32_t add_to_check(std::uint32_t check, std::int64_t number) {

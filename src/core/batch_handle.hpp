@@ -5,13 +5,15 @@
 #include <cstdint>
 #include <string_view>
 
+#include "core/event_id.hpp"
+
 namespace retrysafe {
 
 // A parked event of the batch. Its turn has passed when it failed again or was given back since: then it is
 // no longer the batch's to settle.
 struct ParkedItem {
   std::int64_t id;
-  std::int32_t turn;
+  std::uint32_t turn;  // counted from first_number of the event's id
 };
 
 struct BatchHandle {
@@ -20,7 +22,7 @@ struct BatchHandle {
 
   std::int32_t destination;
   std::int32_t shard;
-  std::int64_t token;  // fencing token of the lease
+  std::int64_t token;  // fencing token of the lease, counted from first_number of the log's UUID
   std::int64_t window_no;
   std::int64_t from, to;  // positions in the window
   std::uint32_t check;    // over positions and ids of the events when they were fetched
@@ -36,6 +38,10 @@ int format_handle(const BatchHandle &handle, char *out);
 
 // False for anything that format_handle would not have written.
 bool parse_handle(std::string_view text, BatchHandle *handle);
+
+// Positions, tokens and turns come again: in the log of an extension that was made anew or of a fork, and
+// after a failover that lost WAL. What is counted from here is not taken for that of another log or event.
+std::uint32_t first_number(const Uuid &id);
 
 // The sum over what tells the events of a batch, one number at a time; starts from 0.
 std::uint32_t add_to_check(std::uint32_t check, std::int64_t number);

@@ -7,6 +7,7 @@
 // no transaction is open while a batch is being published.
 #pragma once
 
+#include "core/event_id.hpp"
 #include "core/snapshot.hpp"
 
 #include "pg/server.hpp"
@@ -20,7 +21,7 @@ struct Event {
   bool parked;     // comes from outbox_parked, not from the log
   bool held;       // not to be sent: an earlier event of its ordering key is parked; recording parks it too
   int32 attempts;  // failed ones so far
-  int32 turn;      // of a parked event: grows whenever a batch that holds it has to do without it
+  uint32 turn;     // of a parked event: grows whenever a batch that holds it has to do without it
   pg_uuid_t event_id;
   const char *scope;
   const char *idempotency_key;
@@ -69,6 +70,7 @@ struct Holder {
 
 struct Batch {
   Claim claim;
+  Uuid log;   // whose events they are
   int64 seq;  // of the cursor that it continues; recording writes seq + 1
   int64 window_no;
   bool opens_window;  // the window is not stored yet: recording stores `window`

@@ -16,8 +16,8 @@ namespace retrysafe::outbox {
 
 namespace {
 
-Claim claim_of(const BatchHandle &handle) {
-  return {handle.destination, handle.shard, handle.token, 0};
+Claim claim_of(const BatchHandle &handle, const Uuid &log) {
+  return {handle.destination, handle.shard, handle.token - first_number(log), 0};
 }
 
 // The events of the log part that were parked since, among those that are not recorded yet.
@@ -28,7 +28,7 @@ int32 parked_in(const Range &range, int64 after, int64 up_to) {
 
 // The log part: the same stretch of the same window, read again. Its events must be the ones that were handed
 // out; the event types of a destination may have been changed since.
-void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &log, HandedOut *out) {
+void find_log_part(const BatchHandle &handle, const Cursor &cursor, HandedOut *out) {
   Batch &batch = out->batch;
   const bool same_window = cursor.window_no == handle.window_no;
   batch.window_no = cursor.window_no;
@@ -45,7 +45,7 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &
   open.position = handle.from;
   const Limits limits{PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX, false, false};
   Range &range = out->range;
-  range = read_range(*out->destination, handle.shard, open, handle.to, log, limits);
+  range = read_range(*out->destination, handle.shard, open, handle.to, batch.log, limits);
   if (range.check != handle.check)
     pg::raise(kStaleBatch, "Fetch again: its events come again.",
               "the events of the batch changed with its destination since it was fetched");
@@ -60,12 +60,12 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, const Uuid &
 }
 
 // Parked events: those that did not fail again and were not given back meanwhile.
-void find_parked_part(const BatchHandle &handle, const Uuid &log, HandedOut *out) {
+void find_parked_part(const BatchHandle &handle, HandedOut *out) {
   Batch &batch = out->batch;
   batch.events = static_cast<Event *>(palloc(sizeof(Event) * static_cast<Size>(handle.parked_count + 1)));
   for (int i = 0; i < handle.parked_count; ++i) {
     Event event;
-    if (read_waiting(handle.destination, handle.shard, log, handle.parked[i].id, &event) &&
+    if (read_waiting(handle.destination, handle.shard, batch.log, handle.parked[i].id, &event) &&
         event.turn == handle.parked[i].turn)
       batch.events[batch.event_count++] = event;
   }
@@ -87,28 +87,27 @@ bool has_not_committed(uint64 transaction) {
 }  // namespace
 
 void lock_handed_out(const BatchHandle &handle, HandedOut *out) {
-  const Claim claim = claim_of(handle);
-  if (!lock_shard(handle.destination, handle.shard, true, &out->row) ||
-      !is_valid(out->row, claim, GetCurrentTimestamp()))
-    raise_stale(claim);
+  Era era{};
+  const bool is_there = lock_shard(handle.destination, handle.shard, true, &out->row) && current_era(&era);
+  out->batch = Batch{};
+  out->batch.log = era.log;
+  out->batch.claim = claim_of(handle, era.log);
+  if (!is_there || !is_valid(out->row, out->batch.claim, GetCurrentTimestamp()))
+    raise_stale(out->batch.claim);
   if (has_not_committed(handle.transaction))
     pg::raise(kStaleBatch, "Fetch again: its events come again. Commit before you publish.",
               "the transaction that fetched the batch has not committed");
 }
 
 void find_handed_out(const BatchHandle &handle, HandedOut *out) {
-  const Claim claim = claim_of(handle);
   lock_handed_out(handle, out);
   out->destination = load_destination(handle.destination);
-  Era era;
-  if (!out->destination || !current_era(&era)) raise_stale(claim);
+  if (!out->destination) raise_stale(out->batch.claim);
   const Cursor cursor = load_cursor(handle.destination, handle.shard);
-  out->batch = Batch{};
   out->range = Range{};
-  out->batch.claim = claim;
   out->batch.seq = cursor.seq;
-  find_parked_part(handle, era.log, out);
-  find_log_part(handle, cursor, era.log, out);
+  find_parked_part(handle, out);
+  find_log_part(handle, cursor, out);
 }
 
 bool cut_behind(const BatchHandle &handle, int64 up_to, HandedOut *out) {

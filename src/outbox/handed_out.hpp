@@ -19,8 +19,8 @@ struct HandedOut {
   Range range;   // its part of the log
 };
 
-// All of these are called inside of pg::spi. The first fills in `row` alone; it and the second raise when the
-// lease has ended.
+// All of these are called inside of pg::spi. The first fills in `row`, the claim and the log; it and the
+// second raise when the lease has ended.
 void lock_handed_out(const BatchHandle &handle, HandedOut *out);
 void find_handed_out(const BatchHandle &handle, HandedOut *out);
 

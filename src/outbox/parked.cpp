@@ -1,9 +1,11 @@
 #include "outbox/parked.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "core/backoff.hpp"
+#include "core/batch_handle.hpp"
 #include "outbox/event_reading.hpp"
 #include "outbox/log_columns.hpp"
 #include "pg/error.hpp"
@@ -82,7 +84,9 @@ Event event_at(pg::IndexScan *scan, const Uuid &log, bool bodies) {
   event.txid = DatumGetUInt64(scan->datum(parked_column::kTxid, &null));
   event.parked = true;
   event.attempts = DatumGetInt32(scan->datum(parked_column::kAttempts, &null));
-  event.turn = event.attempts + DatumGetInt32(scan->datum(parked_column::kGivenBack, &null));
+  const int32 given_back = DatumGetInt32(scan->datum(parked_column::kGivenBack, &null));
+  event.turn =
+      first_number(std::bit_cast<Uuid>(event.event_id)) + static_cast<uint32>(event.attempts + given_back);
   return event;
 }
 

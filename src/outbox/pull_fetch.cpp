@@ -201,7 +201,7 @@ void return_batch(const Batch &batch, ReturnSetInfo *result) {
   BatchHandle handle{};
   handle.destination = batch.claim.destination;
   handle.shard = batch.claim.shard;
-  handle.token = batch.claim.token;
+  handle.token = batch.claim.token + first_number(batch.log);
   handle.window_no = batch.window_no;
   handle.from = batch.from;
   handle.to = batch.to;

@@ -83,7 +83,7 @@ Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int6
       range.events = static_cast<Event *>(repalloc(range.events, sizeof(Event) * capacity));
     }
     range.events[range.count++] = event;
-    // The position alone would be the same in the log of an extension that was made anew.
+    // The position alone would be that of another event after a failover that lost WAL.
     int64 id_head;
     memcpy(&id_head, &event.event_id, sizeof id_head);
     range.check = add_to_check(add_to_check(range.check, event.id), id_head);
@@ -131,6 +131,7 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
   if (d.paused || !current_era(&era)) return nullptr;
   auto *batch = static_cast<Batch *>(palloc0(sizeof(Batch)));
   batch->claim = claim;
+  batch->log = era.log;
 
   // At most half of a batch, so that a long queue of retries and the log do not starve each other. Where a
   // batch is one event, chance decides which of the two is looked at first.

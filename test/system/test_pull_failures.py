@@ -298,6 +298,21 @@ def test_what_only_a_rolled_back_fetch_had_parked_is_not_delivered(db):
     assert sorted(client.drain()) == ["b", "behind"]
 
 
+def test_a_batch_whose_parked_event_is_another_one_by_now(db):
+    """As after a failover that lost WAL: positions, tokens and turns come again."""
+    create(db)
+    emit(db, "a")
+    client = Client(db)
+    client.fetch()
+    client.nack("a")
+    client.ack()
+    assert client.fetch() == ["a"]
+    db.sql("UPDATE outbox_parked SET event_key = 'another'")
+    assert client.ack() == 0
+    assert client.fetch() == ["another"]
+    assert client.ack() == 1
+
+
 @pytest.mark.parametrize("call", [Client.ack, lambda client: client.nack("a"),
                                   lambda client: run(client.connection, "SELECT outbox_release(%s)", client.batch)])
 @pytest.mark.parametrize("end", ["ROLLBACK", "ROLLBACK TO s; COMMIT"])

@@ -50,7 +50,7 @@ TEST(BatchHandle, FitsWithTheLargestNumbers) {
                      std::numeric_limits<std::uint32_t>::max(),
                      BatchHandle::kMaxParked,
                      {}};
-  for (ParkedItem &item : handle.parked) item = {most, std::numeric_limits<std::int32_t>::max()};
+  for (ParkedItem &item : handle.parked) item = {most, std::numeric_limits<std::uint32_t>::max()};
   handle.transaction = std::numeric_limits<std::uint64_t>::max();
   const std::string text = format(handle);
   EXPECT_LT(text.size(), static_cast<std::size_t>(BatchHandle::kMaxLength));
@@ -93,6 +93,11 @@ TEST(BatchHandle, RefusesMoreParkedItemsThanABatchHolds) {
   for (int i = 1; i < BatchHandle::kMaxParked; ++i) text += "-1~0";
   EXPECT_TRUE(parses(text));
   EXPECT_FALSE(parses(text + "-1~0"));
+}
+
+TEST(BatchHandle, NumbersOfLogsAndEventsDiffer) {
+  EXPECT_NE(first_number(*parse_uuid("062a8876-c266-8f52-b9f9-60c06b5f232f")),
+            first_number(*parse_uuid("0e3c3c0e-8a5e-8b7c-9d55-3f6a1c2b4d5e")));
 }
 
 TEST(BatchHandle, CheckTellsBatchesApart) {
