@@ -79,19 +79,19 @@ int Multi::timeout_ms() const {
   return left > 0 ? static_cast<int>(left) : 0;
 }
 
-int Multi::on_socket(CURL *, curl_socket_t socket, int what, void *self, void *known) {
-  auto *multi = static_cast<Multi *>(self);
+// libcurl may close a socket that is still connecting before it says so here, and have another one of its
+// number by then: only epoll knows which sockets are known to it.
+int Multi::on_socket(CURL *, curl_socket_t socket, int what, void *self, void *) {
+  const int epoll = static_cast<Multi *>(self)->epoll_;
   if (what == CURL_POLL_REMOVE) {
-    epoll_ctl(multi->epoll_, EPOLL_CTL_DEL, socket, nullptr);
-    curl_multi_assign(multi->multi_, socket, nullptr);
+    epoll_ctl(epoll, EPOLL_CTL_DEL, socket, nullptr);
     return 0;
   }
   epoll_event event{};
   event.events = (what & CURL_POLL_IN ? EPOLLIN : 0u) | (what & CURL_POLL_OUT ? EPOLLOUT : 0u);
   event.data.fd = socket;
-  if (epoll_ctl(multi->epoll_, known ? EPOLL_CTL_MOD : EPOLL_CTL_ADD, socket, &event) != 0 && errno == EEXIST)
-    epoll_ctl(multi->epoll_, EPOLL_CTL_MOD, socket, &event);
-  curl_multi_assign(multi->multi_, socket, multi);  // anything but null: known from now on
+  if (epoll_ctl(epoll, EPOLL_CTL_ADD, socket, &event) != 0 && errno == EEXIST)
+    epoll_ctl(epoll, EPOLL_CTL_MOD, socket, &event);
   return 0;
 }
 
