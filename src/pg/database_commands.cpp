@@ -1,5 +1,7 @@
 #include "pg/database_commands.hpp"
 
+#include "pg/extension.hpp"
+
 #include "pg/server.hpp"
 
 namespace retrysafe::pg {
@@ -41,6 +43,11 @@ const char *exclusively_used(Node *statement) {
   }
 }
 
+bool commits_prepared(Node *statement) {
+  return IsA(statement, TransactionStmt) &&
+         reinterpret_cast<TransactionStmt *>(statement)->kind == TRANS_STMT_COMMIT_PREPARED;
+}
+
 void run_next(PlannedStmt *statement, const char *text, bool read_only, ProcessUtilityContext context,
               ParamListInfo parameters, QueryEnvironment *environment, DestReceiver *receiver,
               QueryCompletion *done) {
@@ -51,6 +58,16 @@ void run_next(PlannedStmt *statement, const char *text, bool read_only, ProcessU
 void on_utility(PlannedStmt *statement, const char *text, bool read_only, ProcessUtilityContext context,
                 ParamListInfo parameters, QueryEnvironment *environment, DestReceiver *receiver,
                 QueryCompletion *done) {
+  if (commits_prepared(statement->utilityStmt)) {
+    // Another session noted what is in it, perhaps before a restart. So it is looked what has come with it.
+    const bool was_there = extension_version_matches();
+    run_next(statement, text, read_only, context, parameters, environment, receiver, done);
+    if (was_there) return;
+    HOLD_CANCEL_INTERRUPTS();  // it is committed: that must not end in an error
+    if (extension_version_matches()) watcher->changed(MyDatabaseId);
+    RESUME_CANCEL_INTERRUPTS();
+    return;
+  }
   const char *name = exclusively_used(statement->utilityStmt);
   // Whoever may not run the command shall not disturb anybody by trying. The server itself reports the error.
   const Oid database = name && IsTransactionState() ? get_database_oid(name, true) : InvalidOid;

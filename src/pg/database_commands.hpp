@@ -13,7 +13,7 @@ struct DatabaseCommands {
   // Also after an error.
   void (*after_exclusive_use)() noexcept;
   // The extension was created or updated in this database, or a database was created, altered or dropped. In
-  // the transaction that does it; `database` invalid: any. May raise.
+  // the transaction that does it, or at its COMMIT PREPARED; `database` invalid: any. May raise.
   void (*changed)(Oid database);
 };
 

@@ -127,12 +127,10 @@ const Extension *extension_if_installed() {
 const Extension &extension() {
   const Extension *e = extension_if_installed();
   if (!e && NameStr(missing)[0])
-    raise_detailed(
-        kNotInstalled, psprintf("\"%s\" is missing, or an index that is not valid.", NameStr(missing)),
-        "Run ALTER EXTENSION retrysafe UPDATE. Where somebody has dropped an index, or an index is not "
-        "valid, make it again as it was, or REINDEX it.",
-        "extension \"retrysafe\" is not complete in this database, or of a version that this "
-        "library does not know");
+    raise(kNotInstalled,
+          "Run ALTER EXTENSION retrysafe UPDATE. Where somebody has dropped an index, or an index is not "
+          "valid, make it again as it was, or REINDEX it.",
+          "relation \"%s\" of extension \"retrysafe\" is missing or not valid", NameStr(missing));
   if (!e)
     raise(kNotInstalled, "Run CREATE EXTENSION retrysafe, or ALTER EXTENSION retrysafe UPDATE.",
           "extension \"retrysafe\" is not installed in this database in a version that this library knows");

@@ -114,7 +114,7 @@ constexpr pg::DatabaseCommands commands{
 constexpr pg::XactSubscriber subscriber{.before_commit = nullptr,
                                         .before_prepare = nullptr,
                                         .after_commit = announce,
-                                        .after_prepare = forget,
+                                        .after_prepare = forget,  // COMMIT PREPARED finds out by itself
                                         .after_abort = forget,
                                         .sub_commit = nullptr,
                                         .sub_abort = nullptr};

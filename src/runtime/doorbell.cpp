@@ -16,13 +16,12 @@ void Doorbell::looked() {
   // draws positions above this one.
   open_transactions_ = snapshot->xcnt > 0 || snapshot->takenDuringRecovery ||
                        snapshot->xmax != XidFromFullTransactionId(ReadNextFullTransactionId());
-  doubts_ = 0;
 }
 
 bool Doorbell::worth_a_look() {
   const uint64 completed = pg::transactions_completed();
   const int64 position = pg::as_owner([] { return outbox::last_log_position(); });
-  if (open_transactions_ || position != position_ || ++doubts_ > kDoubts) return true;
+  if (open_transactions_ || position != position_) return true;
   completed_ = completed;
   return false;
 }

@@ -4,7 +4,8 @@
 // sessions without the shared memory. For those the worker compares counters every retrysafe.poll_interval.
 // Only when transactions have ended since it last looked does it read the position of the log, in a short
 // transaction; and only when that moved, or when transactions that might have drawn positions were still open
-// at the last look, does it look again.
+// at the last look, does it look again at once. What draws no position, as a destination that is altered, has
+// to wait until the worker looks anyway.
 #pragma once
 
 #include "pg/server.hpp"
@@ -21,13 +22,9 @@ class Doorbell {
   bool worth_a_look();
 
  private:
-  // Looks even without a reason, after so many times that transactions ended and none was found.
-  static constexpr int kDoubts = 30;
-
   uint64 completed_ = 0;
   int64 position_ = -1;
   bool open_transactions_ = true;
-  int doubts_ = 0;
 };
 
 }  // namespace retrysafe::runtime

@@ -528,7 +528,9 @@ void Lane::drop_batch() {
 }
 
 void Lane::failed(const char *what, const pg::StepError &error, Milliseconds now) {
-  if (error.is(kNotInstalled) || error.is(kStaleBatch)) return go();
+  if (error.is(kStaleBatch)) return go();
+  // The worker says so, and drops its lanes if it is the whole extension that is gone.
+  if (error.is(kNotInstalled)) return rest_after_failure(now);
   if (failures_ == 0 && !ShutdownRequestPending) {
     log_line("could not %s destination \"%s\": %s", what, name(), error.message.c_str());
     show_error(error.message.c_str());
@@ -551,8 +553,8 @@ void Lane::go() {
   drop_batch();
   const auto error = pg::in_transaction(
       "giving a shard back", nullptr, [&] { outbox::release(claim_); }, 2000);
-  if (error && !error->is(kNotInstalled)) {
-    // Somebody has its row locked. As long as we hold the shard nobody claims it, this worker neither.
+  if (error) {
+    // Somebody has its row locked, say. As long as we hold the shard nobody claims it, this worker neither.
     rest_after_failure(now_ms());
     leaving_ = true;
     leave_at_ = rest_until_;

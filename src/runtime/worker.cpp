@@ -42,6 +42,8 @@ constexpr Milliseconds kRefreshInterval = 1000;
 // long, and as the bell rings meanwhile, nobody has to wake anybody. A first event after a silence does not
 // wait.
 constexpr Milliseconds kBreather = 2;
+// What is new and moves no counter that a poll compares is found so long after the last look.
+constexpr Milliseconds kDoubt = 5000;
 // Shards that ought to be ours and cannot be had are tried again after this time.
 constexpr Milliseconds kClaimAgain = 5000;
 // What others do not work for so long, though there is something to do, is not left to them.
@@ -126,6 +128,8 @@ class Worker {
     if (now < poll_at_) return;
     poll_at_ = now + settings::poll_interval;
     if (look_at_ <= now || doorbell_.silent()) return;
+    look_at_ = std::min(look_at_, std::max(now, looked_at_ + kDoubt));
+    if (look_at_ == now) return;
     bool worth = true;
     // Where nothing is published the position says nothing; what is waited for is somebody's consent.
     if (lanes_wanted_)
@@ -137,6 +141,7 @@ class Worker {
 
   void look(Milliseconds now) {
     look_at_ = kNever;
+    looked_at_ = now;
     const bool refresh = refresh_at_ <= now || now - refreshed_at_ >= kRefreshInterval;
     struct Seen {
       Oid extension;
@@ -153,12 +158,11 @@ class Worker {
       if (!lane->gone()) claims.push_back(lane->claim());
 
     const auto error = pg::in_transaction("looking for work", nullptr, [&] {
-      const pg::Extension *extension = pg::extension_if_installed();
-      seen.installed = extension || OidIsValid(get_extension_oid("retrysafe", true));
-      seen.right_version = extension && pg::extension_version_matches();
+      seen.installed = pg::extension_if_installed() || OidIsValid(get_extension_oid("retrysafe", true));
+      seen.right_version = seen.installed && pg::extension_version_matches();
       if (!seen.right_version) return;
-      seen.extension = extension->oid;
       doorbell_.looked();
+      seen.extension = pg::extension().oid;  // an error where a table or index of it is not there just now
       const char *why = nullptr;
       seen.suspended = outbox::publishing_suspended(&why);
       if (seen.suspended) pg::copy_text(seen.why, why ? why : "");
@@ -170,6 +174,7 @@ class Worker {
       }
       if (refresh) seen.rows = read_destinations(scratch_, &seen.count);
     });
+    if (seen.right_version) slot_is_running();
     if (error) {
       for (const auto &lane : lanes_) lane->wake();
       return failed("look for work", *error, now);
@@ -186,7 +191,6 @@ class Worker {
       return;
     }
     failures_ = 0;
-    slot_is_running();
     // Dropped and created again: destinations are numbered anew, so claims from before mean nothing.
     if (seen.extension != std::exchange(extension_, seen.extension)) lanes_.clear();
     lanes_wanted_ = !seen.suspended;
@@ -469,6 +473,7 @@ class Worker {
   int failures_ = 0;            // steps in a row that ended with an error
   Milliseconds listen_at_ = 0;  // to the bell
   Milliseconds look_at_ = 0;
+  Milliseconds looked_at_ = 0;
   Milliseconds poll_at_ = 0;
   Milliseconds refresh_at_ = 0;
   Milliseconds neglect_at_ = kNever;  // to look what others leave

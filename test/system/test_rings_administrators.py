@@ -345,7 +345,7 @@ def test_an_index_that_is_not_valid_yet_is_none(db):
     assert build.blocks()
     with pytest.raises(psycopg2.Error) as error:
         emit(writer, "refused")
-    assert error.value.pgcode == "RS301" and "outbox_log_pkey_1" in error.value.diag.message_detail
+    assert error.value.pgcode == "RS301" and "outbox_log_pkey_1" in error.value.diag.message_primary
     writer.rollback()
     holder.rollback()
     build.result()

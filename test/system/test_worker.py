@@ -169,3 +169,22 @@ def test_commit_prepared_is_found_by_polling(own_db):
     eventually(lambda: is_idle(own_db))  # whatever the commit of `later` rang for has been looked at
     own_db.sql("COMMIT PREPARED 'p1'")
     eventually(lambda: d.delivered() == ["later", "prepared"], timeout=10)
+
+
+@pytest.mark.parametrize("prepared", ["SELECT outbox_resume('d')",
+                                      "SELECT outbox_emit(NULL, 'e2', 't', '1', deliver_after => clock_timestamp() + '1 s')"])
+def test_what_draws_no_position_is_found_after_commit_prepared(own_db, prepared):
+    """Nobody rings for it, and the counter by which a poll knows events does not move."""
+    d = NullDestination(own_db)
+    emit(own_db, "e1")
+    eventually(lambda: d.delivered() == ["e1"])
+    if "resume" in prepared:
+        own_db.sql("SELECT outbox_pause('d')")
+        emit(own_db, "e2")
+    eventually(lambda: is_idle(own_db))  # it has seen no transaction open
+    session = own_db.connect(autocommit=False)
+    run(session, prepared)
+    run(session, "PREPARE TRANSACTION 'silent'")
+    eventually(lambda: is_idle(own_db))
+    own_db.sql("COMMIT PREPARED 'silent'")
+    eventually(lambda: d.delivered() == ["e1", "e2"], timeout=10)

@@ -6,7 +6,7 @@ import psycopg2
 import pytest
 
 import closing
-from conftest import cluster, database_on, eventually, make_database, run
+from conftest import Database, cluster, database_on, eventually, make_database, run
 from null_destination import DELIVERED, NullDestination, emit, worker_pids
 from receiver import Hang, Receiver
 from workers import (  # noqa: F401 (the fixture own)
@@ -140,6 +140,68 @@ def test_case_19_drop_extension_with_a_busy_worker(own_db, kind):
         eventually(lambda: again.delivered() == ["new"] and again.status()["delivered"] == 1)
         assert got() == before
         closing.balance(db, "again", again.ids(), committed=["new"])
+
+
+@pytest.mark.parametrize("meanwhile", ["sending", "reload", "restart"])
+def test_a_worker_waits_for_an_index_that_is_gone(own_db, meanwhile):
+    """It says what is missing, writes nothing, and publishes when the index is there again. What it was sending then is
+    recorded; shards that it was to look at anew, and could not even give back, are worked again."""
+    db, server = own_db, own_db.server
+    d = NullDestination(db, options='"delay_ms": 2000')
+    definition = db.value("SELECT pg_get_indexdef('outbox_parked_due'::regclass)")
+    emit(db, "e1")
+    eventually(lambda: d.status()["state"] == ("idle" if meanwhile == "reload" else "publishing"))
+    before, log_before = worker_pids(db), len(server.log())
+
+    def told():
+        return "\n".join(m for m in said(server.log()[log_before:]) if m.startswith("retrysafe:"))
+
+    db.sql("DROP INDEX outbox_parked_due")
+    with pytest.raises(psycopg2.Error) as caught:
+        emit(db, "refused")
+    assert caught.value.pgcode == "RS301" and "outbox_parked_due" in caught.value.diag.message_primary
+    if meanwhile == "reload":
+        server.set("retrysafe.worker_shutdown_timeout", "20s")
+        server.set("retrysafe.worker_shutdown_timeout", None)
+    eventually(lambda: d.delivered() == ["e1"])
+    if meanwhile == "restart":
+        server.pg_ctl("restart", "-m", "fast")
+    with time_to_come_back(server):
+        eventually(lambda: "outbox_parked_due" in told())
+    db.sql(definition)
+    emit(db, "e2")
+    eventually(lambda: d.delivered()[-1:] == ["e2"] and d.status()["backlog"] == 0, timeout=40)
+    if meanwhile != "restart":
+        assert worker_pids(db) == before and d.delivered() == ["e1", "e2"]
+    assert told().count("outbox_parked_due") == (2 if meanwhile == "restart" else 1) and "of version" not in told()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_the_extension_comes_with_commit_prepared(own, restart):
+    """In a session that knows nothing of it, perhaps after a restart."""
+    admin = own.connect()
+    with counted_starts(own) as starts, time_to_come_back(own):
+        before = starts()
+        run(admin, "CREATE DATABASE late")
+        eventually(lambda: starts() > before)  # it is looked at
+    session = own.connect("late", autocommit=False)
+    run(session, "CREATE SCHEMA retrysafe")
+    run(session, "CREATE EXTENSION retrysafe SCHEMA retrysafe")
+    run(session, "PREPARE TRANSACTION 'extension'")
+    session.close()
+    late = Database(own, "late")
+    if restart:
+        admin.close()
+        with counted_starts(own) as starts:
+            own.pg_ctl("restart", "-m", "immediate")
+            eventually(lambda: starts() > 0)
+        admin = own.connect()
+    with time_to_come_back(own):
+        assert worker_pids(late) == []
+    late.sql("COMMIT PREPARED 'extension'")
+    eventually(lambda: worker_pids(late))
+    run(admin, "DROP DATABASE late")
+    admin.close()
 
 
 def test_case_19_a_schema_that_is_not_ours_is_not_touched(own_db):
