@@ -234,7 +234,7 @@ ENDED = "the worker ended while the event was handled"
 
 @pytest.mark.parametrize("way", ["fatal", "stubborn", "late"])
 def test_an_event_that_takes_the_worker_along_has_failed(db, clerk, way):
-    if way == "late" and not db.sql("SELECT FROM pg_settings WHERE name = 'transaction_timeout'"):
+    if way == "late" and not db.sql("SELECT 1 FROM pg_settings WHERE name = 'transaction_timeout'"):
         pytest.skip("a setting of PostgreSQL 17")
     attempts = 1 if way == "stubborn" else 2  # it takes five seconds
     create(clerk, {"statement_timeout": "100ms" if way == "stubborn" else "10s"}, max_attempts=attempts, event_types=["t"])
@@ -450,7 +450,7 @@ def test_termination_undoes_the_call_and_records_what_was_done_before(db, clerk)
     assert effects(db) == []
     db.sql("SELECT pg_terminate_backend(%s)", pid)
     eventually(lambda: effects(db) == ["a"])
-    eventually(lambda: not db.sql("SELECT FROM pg_stat_activity WHERE pid = %s", pid))
+    eventually(lambda: not db.sql("SELECT 1 FROM pg_stat_activity WHERE pid = %s", pid))
     db.sql("DELETE FROM app.stop")
     settled(db, 2)
     assert dead(db) == {}
