@@ -285,16 +285,15 @@ int64 function_lease_us(const Destination &destination) {
   return std::max(destination.lease_us, 2 * (timeout_us(destination) + 5 * kSecondUs));
 }
 
-FunctionRun call_function(const Destination &destination, Batch *batch, StopCheck stop) {
+void call_function(const Destination &destination, Batch *batch, StopCheck stop, FunctionRun *run) {
   stop_wanted = stop;
-  FunctionRun run{};
   Outcome *outcomes = nothing_tried(*batch);
   Handler handler{};
-  run.reason = find_handler(destination, &handler);
+  run->reason = find_handler(destination, &handler);
   const TimestampTz begin = GetCurrentTimestamp();
   FailedKeys failed{};
   bool any = false;
-  for (int32 i = 0; i < batch->event_count && !run.reason; ++i) {
+  for (int32 i = 0; i < batch->event_count && !run->reason; ++i) {
     const Event &event = batch->events[i];
     if (event.held || failed.has(event.ordering_key)) continue;
     const TimestampTz now = GetCurrentTimestamp();
@@ -306,9 +305,9 @@ FunctionRun call_function(const Destination &destination, Batch *batch, StopChec
     const HandlerError kind = result.failed ? kind_of(result) : HandlerError::kRetry;
     if (!result.failed) {
       outcomes[i].status = Status::kDelivered;
-      run.delivered = true;
+      run->delivered = true;
     } else if (kind == HandlerError::kUnreachable) {
-      run.reason = reason_of(result);
+      run->reason = reason_of(result);
     } else if (kind == HandlerError::kConflict && any) {
       // What the events before hold may be what is in the way. It is let go of, and this one comes first
       // then.
@@ -319,11 +318,11 @@ FunctionRun call_function(const Destination &destination, Batch *batch, StopChec
       failed.add(event.ordering_key);
     }
     any = true;
+    run->called = run->called || !run->reason;
   }
-  if (any || !run.reason) record(destination, batch, outcomes, run.reason != nullptr);
-  if (run.reason) run.retry_at = record_unreachable(destination, batch->claim, run.reason, -1);
+  if (any || !run->reason) record(destination, batch, outcomes, run->reason != nullptr);
+  if (run->reason) run->retry_at = record_unreachable(destination, batch->claim, run->reason, -1);
   RETRYSAFE_FAULT_POINT("function.before_commit");
-  return run;
 }
 
 const CalledEvent *call_under_way() {

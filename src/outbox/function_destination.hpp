@@ -16,6 +16,7 @@ inline constexpr int32 kMaxFunctionEvents = 60;
 
 struct FunctionRun {
   bool delivered;  // at least one event
+  bool called;     // what fails after that may be an event's fault
   const char
       *reason;  // why nothing can be called now, null when it can: the shard then rests until `retry_at`
   TimestampTz retry_at;
@@ -35,8 +36,8 @@ using StopCheck = bool (*)();
 // recorded.
 //
 // Jumpable, in a transaction of a worker. On an error the caller aborts the transaction, and nothing has
-// happened.
-FunctionRun call_function(const Destination &destination, Batch *batch, StopCheck stop);
+// happened; `run`, which comes in empty, then tells whether anything was called.
+void call_function(const Destination &destination, Batch *batch, StopCheck stop, FunctionRun *run);
 
 // An event as a call had it. A position comes again where the extension is made anew, with the transaction it
 // does not.

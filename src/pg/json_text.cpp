@@ -87,6 +87,7 @@ bool fits_in_any_case(Jsonb *json, int limit) {
   JsonbIterator *iterator = JsonbIteratorInit(&json->root);
   JsonbValue item;
   for (JsonbIteratorToken token; (token = JsonbIteratorNext(&iterator, &item, false)) != WJB_DONE;) {
+    CHECK_FOR_INTERRUPTS();
     if (most > limit) return false;
     most += kPunctuation;
     if (token != WJB_KEY && token != WJB_VALUE && token != WJB_ELEM) continue;

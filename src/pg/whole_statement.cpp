@@ -19,12 +19,15 @@ const Node *only_expression(const Plan *plan) {
 }  // namespace
 
 bool is_whole_statement(FunctionCallInfo fcinfo) {
-  // A cursor of a function has a text of its own.
-  if (!ActivePortal || ActivePortal->sourceText != debug_query_string) return false;
+  // The client's text, or a copy of it. A cursor of a function has another one.
+  if (!ActivePortal || !debug_query_string || strcmp(ActivePortal->sourceText, debug_query_string) != 0)
+    return false;
   if (list_length(ActivePortal->stmts) != 1) return false;
   const auto *statement = linitial_node(PlannedStmt, ActivePortal->stmts);
-  return statement->commandType == CMD_SELECT &&
-         only_expression(statement->planTree) == fcinfo->flinfo->fn_expr;
+  // What a modifying WITH has left to do comes after the call.
+  if (statement->commandType != CMD_SELECT || statement->hasModifyingCTE) return false;
+  const Node *call = fcinfo->flinfo->fn_expr;
+  return call && call == only_expression(statement->planTree);
 }
 
 }  // namespace retrysafe::pg

@@ -435,9 +435,9 @@ void Lane::call_function(Milliseconds now) {
   outbox::FunctionRun run{};
   const auto error = pg::in_transaction("calling the function of destination", name(), [&] {
     MemoryContextSwitchTo(batch_memory_);
-    run = outbox::call_function(*destination_, batch_, should_break_off);
+    outbox::call_function(*destination_, batch_, should_break_off, &run);
   });
-  if (error) return call_failed(*error, now);
+  if (error) return call_failed(*error, run.called, now);
   failures_ = 0;
   if (singles_ > 0) --singles_;
   recorded_ = true;
@@ -460,13 +460,14 @@ bool Lane::has_lost_shard() {
   return error || !held;
 }
 
-void Lane::call_failed(const pg::StepError &error, Milliseconds now) {
+void Lane::call_failed(const pg::StepError &error, bool called, Milliseconds now) {
   if (error.is(kStaleBatch) && has_lost_shard()) {
     log_line("lost shard %d of destination \"%s\" before its batch was recorded", claim_.shard, name());
     return go();
   }
-  if (outbox::may_be_a_calls_fault(error.sqlstate)) {
-    if (batch_->event_count == 1 && !blame(error.message.c_str())) return;
+  if (called) {
+    const bool alone = batch_->event_count == 1;
+    if (alone && outbox::may_be_a_calls_fault(error.sqlstate) && !blame(error.message.c_str())) return;
     singles_ = std::max(singles_, batch_->event_count);
   }
   drop_batch();

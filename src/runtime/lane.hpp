@@ -90,7 +90,7 @@ class Lane {
   bool is_function() const;
   void call_function(Milliseconds now);
   bool has_lost_shard();
-  void call_failed(const pg::StepError &error, Milliseconds now);
+  void call_failed(const pg::StepError &error, bool called, Milliseconds now);
   std::optional<pg::StepError> blame(const char *reason);
   void count_fatal_call(Milliseconds now);
   void after_record(Milliseconds now);

@@ -243,11 +243,11 @@ Turn turn(const RingKeeper &keeper) {
 bool may_turn_in(FunctionCallInfo fcinfo) {
   if (IsInTransactionBlock(pg::is_whole_statement(fcinfo))) {
     pg::warn(kTransactionGoesOn,
-             "Call the function as a statement of its own, outside of a transaction block.",
-             "the rings are not turned: the transaction goes on after the call");
+             "Call it by SELECT, with nothing else in the statement, outside of a transaction block.",
+             "the rings are not turned: the transaction may go on after the call");
     return false;
   }
-  MyXactFlags |= XACT_FLAGS_NEEDIMMEDIATECOMMIT;  // also where more is in the client's pipeline
+  MyXactFlags |= XACT_FLAGS_NEEDIMMEDIATECOMMIT;  // where more of the client is on its way
   return true;
 }
 

@@ -195,9 +195,9 @@ def pytest_runtest_makereport(item):
     if not report.failed:
         return
     for server in Server.started:
-        report.sections.append((f"log of the server at port {server.port}", server.log()[-5000:]))
-        with contextlib.suppress(psycopg2.Error):
-            processes = run(server.connect("postgres"), """SELECT backend_type, pid, datname, state, wait_event, backend_start, state_change,
+        with contextlib.suppress(psycopg2.Error, OSError):  # the test may have taken it away
+            report.sections.append((f"log of the server at port {server.port}", server.log()[-5000:]))
+            processes = run(psycopg2.connect(server.dsn("postgres"), connect_timeout=5), """SELECT backend_type, pid, datname, state, wait_event, backend_start, state_change,
                 left(query, 200) FROM pg_stat_activity WHERE pid <> pg_backend_pid() ORDER BY backend_start""")
             report.sections.append((f"processes of the server at port {server.port}", "\n".join(map(str, processes))))
 

@@ -350,6 +350,21 @@ def test_an_error_at_commit_is_found_to_be_one_events_fault(db, clerk):
     assert effects(db) == ["a", "b", "c"] and set(dead(db)) == {"open"}
 
 
+def test_who_was_not_called_is_not_to_blame(db, clerk):
+    """There is no function, and that this is so cannot be recorded either."""
+    create(clerk, max_attempts=1)
+    emit(db, ("first", {}))
+    settled(db, 1)
+    db.sql("""CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no rests'; END $$;
+              CREATE TRIGGER refuse BEFORE UPDATE ON outbox_shards FOR EACH ROW WHEN (NEW.failures > 0)
+                EXECUTE FUNCTION public.refuse();
+              ALTER FUNCTION app.handle(jsonb) RENAME TO gone""")
+    emit(db, ("innocent", {}))
+    eventually(lambda: "no rests" in (db.value("SELECT last_error FROM outbox_workers WHERE pid = %s", worker_pid(db)) or ""))
+    db.sql("DROP FUNCTION public.refuse() CASCADE; ALTER FUNCTION app.gone(jsonb) RENAME TO handle")
+    settled(db, 2)
+
+
 @pytest.mark.parametrize("way", ["locked", "cancelled", "refused"])
 def test_what_could_not_be_recorded_is_not_the_events_fault(db, clerk, way):
     """The call was in order. Its record meets a lock, is cancelled while it waits for one, or is refused by the table."""
