@@ -160,6 +160,9 @@ void record(const Destination &destination, Batch *batch, const Outcome *outcome
 TimestampTz record_unreachable(const Destination &destination, const Claim &claim, const char *reason,
                                int64 retry_after_us);
 
+// Something else keeps the events of a shard from being sent: shown in outbox_status, with no back-off.
+void record_error(const Claim &claim, const char *error);
+
 // True where the database was restored or cloned and an operator has not consented yet; `why` then tells.
 bool publishing_suspended(const char **why);
 

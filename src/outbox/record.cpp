@@ -28,6 +28,11 @@ constinit pg::Statement back_off{
     " WHERE destination = $1 AND shard = $2",
     {INT4OID, INT4OID, INT4OID, TIMESTAMPTZOID, TEXTOID}};
 
+constinit pg::Statement set_error{
+    "UPDATE @.outbox_shards SET last_error = $4, error_at = clock_timestamp()"
+    " WHERE destination = $1 AND shard = $2 AND token = $3",
+    {INT4OID, INT4OID, INT8OID, TEXTOID}};
+
 struct Tally {
   int32 delivered = 0;
   int32 parked = 0;
@@ -167,6 +172,13 @@ TimestampTz record_unreachable(const Destination &d, const Claim &claim, const c
     back_off.run({pg::value(d.destination), pg::value(claim.shard), pg::value(failures),
                   pg::value(TimestampTzGetDatum(retry_at)), pg::value(reason)});
     return retry_at;
+  });
+}
+
+void record_error(const Claim &claim, const char *error) {
+  pg::spi([&] {
+    set_error.run(
+        {pg::value(claim.destination), pg::value(claim.shard), pg::value(claim.token), pg::value(error)});
   });
 }
 

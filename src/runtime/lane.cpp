@@ -11,6 +11,7 @@
 #include "outbox/options.hpp"
 #include "pg/database_name.hpp"
 #include "pg/fault_point.hpp"
+#include "pg/text.hpp"
 #include "runtime/destination_log.hpp"
 #include "runtime/envelope.hpp"
 #include "runtime/fatal_calls.hpp"
@@ -262,6 +263,7 @@ void Lane::read(Milliseconds now) {
   });
   if (error) {
     if (error->is(kInvalidOption) || error->is(kUnknownKind)) return unreachable(error->message.c_str(), now);
+    if (failures_ == 1 && !ShutdownRequestPending) show_in_status(*error);
     return failed("read events for", *error, now);
   }
   failures_ = 0;
@@ -526,6 +528,14 @@ void Lane::drop_batch() {
   items_.clear();
   renew_at_ = kNever;
   MemoryContextReset(batch_memory_);
+}
+
+// An error that has come again. It may be one that keeps this from being written, too.
+void Lane::show_in_status(const pg::StepError &error) {
+  char text[256];
+  pg::copy_message(text, error.message.c_str());
+  (void)pg::in_transaction("noting an error for destination", name(),
+                           [&] { outbox::record_error(claim_, text); });
 }
 
 void Lane::failed(const char *what, const pg::StepError &error, Milliseconds now) {

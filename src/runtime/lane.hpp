@@ -96,6 +96,7 @@ class Lane {
   void after_record(Milliseconds now);
   void unreachable(const char *reason, Milliseconds now);
   void drop_batch();
+  void show_in_status(const pg::StepError &error);
   void failed(const char *what, const pg::StepError &error, Milliseconds now);
   void rest(Milliseconds until);
   void rest_after_failure(Milliseconds now);

@@ -338,6 +338,22 @@ def test_the_name_of_a_database_can_be_any_bytes(server, name, size, publisher):
         admin.close()
 
 
+@pytest.mark.parametrize("db_options", ["ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0"])
+def test_events_that_cannot_be_read_are_an_error_of_the_destination(db):
+    """Of the status, for who does not read the log. Nobody can emit such an event; the owner changes one."""
+    with Receiver() as receiver:
+        db.sql("SELECT outbox_create_destination('d', 'http', %s)", json.dumps({"url": receiver.url}))
+        db.sql("SELECT outbox_pause('d')")
+        db.sql("SELECT outbox_emit(NULL, 'e', 't', '{}')")
+        db.sql("UPDATE outbox_log SET event_type = E'\\xa9\\xa9'")
+        db.sql("SELECT outbox_resume('d')")
+        ((error,),) = eventually(lambda: db.sql("SELECT last_error FROM outbox_status WHERE error_at IS NOT NULL"))
+        assert "no equivalent in encoding" in error
+        db.sql("UPDATE outbox_log SET event_type = 't'")
+        eventually(lambda: db.sql("SELECT state, delivered, failures FROM outbox_status") == [("idle", 1, 0)])
+        assert len(receiver.requests) == 1
+
+
 def test_no_key_is_a_pattern(db):
     """The way back of dead letters, one ordering key at a time."""
     with Receiver() as receiver:
