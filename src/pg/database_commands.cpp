@@ -63,9 +63,10 @@ void on_utility(PlannedStmt *statement, const char *text, bool read_only, Proces
     const bool was_there = extension_version_matches();
     run_next(statement, text, read_only, context, parameters, environment, receiver, done);
     if (was_there) return;
-    HOLD_CANCEL_INTERRUPTS();  // it is committed: that must not end in an error
+    // It is committed: that must not end in an error. Not by the macros, which increment what is volatile.
+    QueryCancelHoldoffCount = QueryCancelHoldoffCount + 1;
     if (extension_version_matches()) watcher->changed(MyDatabaseId);
-    RESUME_CANCEL_INTERRUPTS();
+    QueryCancelHoldoffCount = QueryCancelHoldoffCount - 1;
     return;
   }
   const char *name = exclusively_used(statement->utilityStmt);
