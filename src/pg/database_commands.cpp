@@ -60,12 +60,12 @@ void on_utility(PlannedStmt *statement, const char *text, bool read_only, Proces
                 QueryCompletion *done) {
   if (commits_prepared(statement->utilityStmt)) {
     // Another session noted what is in it, perhaps before a restart. So it is looked what has come with it.
-    const bool was_there = extension_version_matches();
+    const bool was_there = extension_version_matches().value_or(false);
     run_next(statement, text, read_only, context, parameters, environment, receiver, done);
     if (was_there) return;
     // It is committed: that must not end in an error. Not by the macros, which increment what is volatile.
     QueryCancelHoldoffCount = QueryCancelHoldoffCount + 1;
-    if (extension_version_matches()) watcher->changed(MyDatabaseId);
+    if (extension_version_matches().value_or(true)) watcher->changed(MyDatabaseId);
     QueryCancelHoldoffCount = QueryCancelHoldoffCount - 1;
     return;
   }

@@ -39,7 +39,7 @@ void on_catalog_change(Datum, SyscacheNumber, uint32) {
   forget();
 }
 
-// pg_extension has no syscache.
+// pg_extension has no syscache before 18.
 bool read_extension_row(Extension &e) {
   e.oid = get_extension_oid("retrysafe", true);
   if (!OidIsValid(e.oid)) return false;
@@ -137,11 +137,12 @@ const Extension &extension() {
   return *e;
 }
 
-bool extension_version_matches() {
-  Relation catalog = table_open(ExtensionRelationId, AccessShareLock);
+std::optional<bool> extension_version_matches() {
+  if (!ConditionalLockRelationOid(ExtensionRelationId, AccessShareLock)) return std::nullopt;
+  Relation catalog = table_open(ExtensionRelationId, NoLock);
   ScanKeyData key;
   ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber, F_NAMEEQ, CStringGetDatum("retrysafe"));
-  SysScanDesc scan = systable_beginscan(catalog, ExtensionNameIndexId, true, nullptr, 1, &key);
+  SysScanDesc scan = systable_beginscan(catalog, InvalidOid, false, nullptr, 1, &key);
   bool matches = false;
   if (HeapTuple row = systable_getnext(scan)) {
     bool null;

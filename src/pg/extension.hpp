@@ -1,6 +1,7 @@
 // The installed extension: its schema, its owner, and the relations that the code works on, pinned by OID.
 #pragma once
 
+#include <optional>
 #include <type_traits>
 
 #include "pg/server.hpp"
@@ -68,8 +69,9 @@ const Extension &extension();
 // The same, null where the extension is not there. For workers, which outlive it.
 const Extension *extension_if_installed();
 
-// Are its SQL objects of the version of this library? Read anew each time; needs a transaction.
-bool extension_version_matches();
+// Are its SQL objects of the version of this library? Read anew each time; needs a transaction. Waits for
+// nobody: no answer where somebody has pg_extension for himself.
+std::optional<bool> extension_version_matches();
 
 // Called once from _PG_init.
 void watch_for_extension_changes();

@@ -140,6 +140,7 @@ bool json_is_deeper(Jsonb *json, int levels) {
   JsonbIterator *iterator = JsonbIteratorInit(&json->root);
   JsonbValue item;
   for (JsonbIteratorToken token; (token = JsonbIteratorNext(&iterator, &item, false)) != WJB_DONE;) {
+    CHECK_FOR_INTERRUPTS();
     if (token == WJB_BEGIN_ARRAY || token == WJB_BEGIN_OBJECT) ++level;
     if (token == WJB_END_ARRAY || token == WJB_END_OBJECT) --level;
     if (level > levels) return true;

@@ -19,9 +19,8 @@ const Node *only_expression(const Plan *plan) {
 }  // namespace
 
 bool is_whole_statement(FunctionCallInfo fcinfo) {
-  // The client's text, or a copy of it. A cursor of a function has another one.
-  if (!ActivePortal || !debug_query_string || strcmp(ActivePortal->sourceText, debug_query_string) != 0)
-    return false;
+  // Cursors have names, those of functions too. The portal of a statement that is simply sent has none.
+  if (!ActivePortal || ActivePortal->name[0]) return false;
   if (list_length(ActivePortal->stmts) != 1) return false;
   const auto *statement = linitial_node(PlannedStmt, ActivePortal->stmts);
   // What a modifying WITH has left to do comes after the call.

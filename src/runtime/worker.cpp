@@ -128,6 +128,10 @@ class Worker {
     if (now < poll_at_) return;
     poll_at_ = now + settings::poll_interval;
     if (look_at_ <= now || doorbell_.silent()) return;
+    if (failures_ > 0) {  // what was missing may be there again
+      look_at_ = std::min(look_at_, std::max(now, looked_at_ + kFailureRest));
+      return;
+    }
     look_at_ = std::min(look_at_, std::max(now, looked_at_ + kDoubt));
     if (look_at_ == now) return;
     bool worth = true;
@@ -159,7 +163,7 @@ class Worker {
 
     const auto error = pg::in_transaction("looking for work", nullptr, [&] {
       seen.installed = pg::extension_if_installed() || OidIsValid(get_extension_oid("retrysafe", true));
-      seen.right_version = seen.installed && pg::extension_version_matches();
+      seen.right_version = seen.installed && pg::extension_version_matches().value_or(true);
       if (!seen.right_version) return;
       doorbell_.looked();
       seen.extension = pg::extension().oid;  // an error where a table or index of it is not there just now

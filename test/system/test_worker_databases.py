@@ -6,7 +6,7 @@ import psycopg2
 import pytest
 
 import closing
-from conftest import Database, cluster, database_on, eventually, make_database, run
+from conftest import Database, Pending, cluster, database_on, eventually, make_database, run
 from null_destination import DELIVERED, NullDestination, emit, worker_pids
 from receiver import Hang, Receiver
 from workers import (  # noqa: F401 (the fixture own)
@@ -202,6 +202,18 @@ def test_the_extension_comes_with_commit_prepared(own, restart):
     eventually(lambda: worker_pids(late))
     run(admin, "DROP DATABASE late")
     admin.close()
+
+
+def test_commit_prepared_waits_for_nothing_that_it_holds_itself(own_db):
+    """Only this commit gives the lock back: the deadlock detector sees nobody who could."""
+    session = own_db.connect(autocommit=False)
+    run(session, "LOCK TABLE pg_catalog.pg_extension")
+    run(session, "PREPARE TRANSACTION 'catalogue'")
+    commit = Pending(own_db, "COMMIT PREPARED 'catalogue'")
+    try:
+        assert not commit.blocks()
+    finally:
+        commit.close()
 
 
 def test_case_19_a_schema_that_is_not_ours_is_not_touched(own_db):
