@@ -33,6 +33,18 @@ struct Event {
   TimestampTz created_at;
 };
 
+// An event as a call had it. A position comes again where the extension is made anew, with the transaction it
+// does not.
+struct CalledEvent {
+  int32 destination;
+  int64 id;
+  uint64 txid;
+  bool operator==(const CalledEvent &) const = default;
+};
+inline CalledEvent called_event(int32 destination, const Event &event) {
+  return {destination, event.id, event.txid};
+}
+
 struct Destination {
   int32 destination;
   const char *name;

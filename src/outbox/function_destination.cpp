@@ -287,6 +287,7 @@ int64 function_lease_us(const Destination &destination) {
 
 void call_function(const Destination &destination, Batch *batch, StopCheck stop, FunctionRun *run) {
   stop_wanted = stop;
+  called = {};  // an error may have come between the end of a call and this
   Outcome *outcomes = nothing_tried(*batch);
   Handler handler{};
   run->reason = find_handler(destination, &handler);

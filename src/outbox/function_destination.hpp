@@ -39,17 +39,6 @@ using StopCheck = bool (*)();
 // happened; `run`, which comes in empty, then tells whether anything was called.
 void call_function(const Destination &destination, Batch *batch, StopCheck stop, FunctionRun *run);
 
-// An event as a call had it. A position comes again where the extension is made anew, with the transaction it
-// does not.
-struct CalledEvent {
-  int32 destination;
-  int64 id;
-  uint64 txid;
-  bool operator==(const CalledEvent &) const = default;
-};
-inline CalledEvent called_event(int32 destination, const Event &event) {
-  return {destination, event.id, event.txid};
-}
 // What is being called: for the end of a process, which it may be the cause of. Null: nothing.
 const CalledEvent *call_under_way();
 

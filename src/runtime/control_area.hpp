@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "outbox/function_destination.hpp"
+#include "outbox/engine.hpp"
 
 #include "pg/server.hpp"
 
@@ -77,6 +77,7 @@ struct Hold {
 struct FatalCall {
   Oid database;  // InvalidOid: free
   outbox::CalledEvent event;
+  TimestampTz at;
 };
 
 struct ControlArea {
@@ -89,7 +90,6 @@ struct ControlArea {
   int32 announced_count;
   Oid announced[32];  // databases whose extension was made or updated
   Hold holds[32];
-  uint32 fatal_calls_noted;
   FatalCall fatal_calls[64];
   int32 session_count;  // entries of `sessions` that were ever used: who commits looks at no others
   WaitingSession sessions[64];

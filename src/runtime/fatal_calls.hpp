@@ -12,13 +12,14 @@
 
 namespace retrysafe::runtime {
 
-// In this database; false without shared memory.
-bool has_fatal_call(int32 destination);
+// In this database; false without shared memory. A recent one: what is never counted, since the event was
+// discarded or the destination dropped, makes nobody wait for good.
+bool has_recent_fatal_call(int32 destination);
 bool has_fatal_call(const outbox::Batch &batch);
 // The attempt was counted.
 void forget_fatal_call(const outbox::CalledEvent &event);
 
-// Under the lock. The oldest one makes room.
+// Under the lock. Where none is free the oldest one makes room.
 void note_fatal_call(ControlArea *area, const FatalCall &call);
 
 }  // namespace retrysafe::runtime

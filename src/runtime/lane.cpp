@@ -31,6 +31,11 @@ constexpr Milliseconds kFailureRestMax = 60'000;
 constexpr int kRecordTries = 8;
 // So long the other destinations have the worker for themselves after a call has ended one.
 constexpr Milliseconds kFatalCallRest = 1000;
+// So long after that its lane waits, before each batch, for what the others have in flight; so long at most
+// each time; and it looks so often.
+constexpr Milliseconds kWaryFor = 60'000;
+constexpr Milliseconds kPatience = 30'000;
+constexpr Milliseconds kPatienceLook = 100;
 // An idle lane looks no sooner whether there is progress to store.
 constexpr Milliseconds kProgressRest = 100;
 // A sink whose descriptor stays readable without anything to do would keep the worker awake for ever.
@@ -95,7 +100,11 @@ std::unique_ptr<Lane> Lane::make(int32 destination, int epoll_fd, Claim &&claim,
     lane->destination_ = outbox::load_destination(destination);
   });
   if (*error || !lane->destination_) return nullptr;
-  if (has_fatal_call(destination)) lane->rest(now_ms() + kFatalCallRest);
+  if (has_recent_fatal_call(destination)) {
+    const Milliseconds now = now_ms();
+    lane->wary_until_ = now + kWaryFor;
+    lane->rest(now + kFatalCallRest);
+  }
   pg::call([] { RETRYSAFE_FAULT_POINT("worker.after_claim"); });
   return lane;
 }
@@ -139,7 +148,7 @@ bool Lane::take_recorded() {
   return std::exchange(recorded_, false);
 }
 
-Milliseconds Lane::turn(Milliseconds now) {
+Milliseconds Lane::turn(Milliseconds now, const Lanes &lanes) {
   // Whoever altered the destination may have put right what made it rest.
   if (state_ == State::kResting && (now >= rest_until_ || (reload_ && !batch_ && !leaving_)))
     state_ = batch_ ? State::kRecording : State::kReading;
@@ -147,7 +156,7 @@ Milliseconds Lane::turn(Milliseconds now) {
   if (state_ == State::kIdle && (woken_ || reload_ || now >= progress_at_)) state_ = State::kReading;
   if (leaving_ && !batch_ && state_ != State::kGone && now >= leave_at_) go();
 
-  if (state_ == State::kReading) read(now);
+  if (state_ == State::kReading && !waits_for(lanes, now)) read(now);
   if (state_ == State::kSending) {
     keep_lease(now);
     if (state_ == State::kSending) send(now);
@@ -162,6 +171,7 @@ Milliseconds Lane::turn(Milliseconds now) {
 
   switch (state_) {
     case State::kReading:
+      return waits_since_ == kNever ? now : now + kPatienceLook;
     case State::kRecording:
     case State::kCalling:
     case State::kGone:
@@ -174,6 +184,19 @@ Milliseconds Lane::turn(Milliseconds now) {
       break;
   }
   return std::min({sink_at_, progress_at_, standby_at_});
+}
+
+// The call to come may end the worker, and with it what other lanes have in flight. Each of them has its
+// batch recorded first; what they begin after that is not waited for, else a busy one would never let this
+// lane on.
+bool Lane::waits_for(const Lanes &lanes, Milliseconds now) {
+  if (waits_since_ == kNever) waits_since_ = now;
+  if (now < wary_until_ && now - waits_since_ < kPatience &&
+      std::any_of(lanes.begin(), lanes.end(),
+                  [&](const auto &lane) { return lane->in_flight_since() <= waits_since_; }))
+    return true;
+  waits_since_ = kNever;
+  return false;
 }
 
 // The destination as it is now. False: this lane is done with it.
@@ -311,6 +334,7 @@ void Lane::read(Milliseconds now) {
   items_.resize(static_cast<size_t>(batch->event_count));
   for (int32 i = 0; i < batch->event_count; ++i) items_[i] = {envelopes[i], batch->events[i].held};
   dispatcher_->begin(items_);
+  begun_at_ = now;
   idle_calls_ = 0;
   note_lease(now);
   sink_at_ = now;
@@ -501,12 +525,14 @@ void Lane::count_fatal_call(Milliseconds now) {
     state_ = State::kReading;
     return;
   }
+  wary_until_ = now + kWaryFor;
   const outbox::CalledEvent event = outbox::called_event(claim_.destination, batch_->events[0]);
+  const bool held = batch_->events[0].held;  // it was parked behind its key, and comes once more
   if (const auto error = blame("the worker ended while the event was handled")) {
     drop_batch();
     return failed("record what became of events for", *error, now);
   }
-  forget_fatal_call(event);
+  if (!held) forget_fatal_call(event);
 }
 
 // The destination cannot even be opened.

@@ -24,6 +24,9 @@ Milliseconds now_ms();
 // From a time of the server's clock: both are looked at in the same moment, so nothing ends early.
 Milliseconds to_ms(TimestampTz time);
 
+class Lane;
+using Lanes = std::vector<std::unique_ptr<Lane>>;
+
 class Lane {
  public:
   // Takes the first free shard of a destination; null when there is none or, with `error` set, when it could
@@ -38,7 +41,8 @@ class Lane {
   Lane &operator=(const Lane &) = delete;
 
   // Does what can be done now without waiting for the network. Returns when it wants to be called again.
-  Milliseconds turn(Milliseconds now);
+  // `lanes`: all of this worker.
+  Milliseconds turn(Milliseconds now, const Lanes &lanes);
   // There may be something to send.
   void wake();
   // The sink's descriptor became readable.
@@ -57,6 +61,8 @@ class Lane {
   // There is something to send that the synchronous standbys do not have yet.
   bool awaits_standby() const { return state_ == State::kIdle && awaits_standby_; }
   bool sending() const { return state_ == State::kSending && dispatcher_ && !dispatcher_->done(); }
+  // When the batch was begun that is on its way through a sink, or not recorded yet.
+  Milliseconds in_flight_since() const { return batch_ && dispatcher_ ? begun_at_ : kNever; }
   bool resting() const { return state_ == State::kResting; }
   bool leaving() const { return leaving_; }
   // It works a shard that is not of this worker's part: only as long as there is something to do.
@@ -77,9 +83,9 @@ class Lane {
                                     std::optional<pg::StepError> *error);
 
   const char *name() const { return destination_->name; }
+  bool waits_for(const Lanes &lanes, Milliseconds now);
   bool load();
   void read(Milliseconds now);
-  bool open_sink(Milliseconds now);
   void ask_for_standby(Milliseconds now);
   void close_sink();
   void step_sink();
@@ -93,7 +99,6 @@ class Lane {
   void call_failed(const pg::StepError &error, bool called, Milliseconds now);
   std::optional<pg::StepError> blame(const char *reason);
   void count_fatal_call(Milliseconds now);
-  void after_record(Milliseconds now);
   void unreachable(const char *reason, Milliseconds now);
   void drop_batch();
   void show_in_status(const pg::StepError &error);
@@ -115,11 +120,14 @@ class Lane {
 
   outbox::Batch *batch_ = nullptr;  // in batch_memory_
   std::vector<Dispatcher::Item> items_;
+  Milliseconds begun_at_ = 0;  // when the sink got them
 
   // Kind function: an error that comes only when the outcomes are recorded, or committed, does not tell which
   // event it is the fault of, and of an event that ended a worker nothing but that is to be recorded. So many
   // go singly from then on.
   int32 singles_ = 0;
+  Milliseconds wary_until_ = 0;        // a call ended a worker not long ago
+  Milliseconds waits_since_ = kNever;  // for the other lanes, before it reads
 
   bool ready_ = false;
   bool woken_ = false;

@@ -320,7 +320,7 @@ class Worker {
     bool any_gone = false;
     for (const auto &lane : lanes_) {
       MemoryContextSwitchTo(scratch_);
-      at = std::min(at, lane->turn(now));
+      at = std::min(at, lane->turn(now, lanes_));
       if (lane->take_recorded()) {
         worked_ = true;
         // Something may have been parked, and its time is not known yet.
@@ -452,7 +452,7 @@ class Worker {
       for (int i = 0; i < count; ++i) static_cast<Lane *>(ready[i].data.ptr)->ready();
       for (const auto &lane : lanes_)
         if (lane->sending()) {
-          at = std::min(at, lane->turn(now));
+          at = std::min(at, lane->turn(now, lanes_));
           sending = sending || lane->sending();
         }
       if (!sending || now >= give_up) break;
@@ -465,7 +465,7 @@ class Worker {
   MemoryContext scratch_;
   int epoll_;
   WaitEventSet *set_ = nullptr;
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  Lanes lanes_;
   std::optional<Verdict> verdict_;
   Doorbell doorbell_;
 

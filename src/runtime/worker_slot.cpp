@@ -18,7 +18,7 @@ void leave_slot(int, Datum) {
     ControlArea *area = control_area();
     const Oid database = own->database;
     if (call) {
-      note_fatal_call(area, {database, *call});
+      note_fatal_call(area, {database, *call, GetCurrentTimestamp()});
       own->verdict = Verdict::kFatalCall;
     }
     own->pid = 0;

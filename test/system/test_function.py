@@ -263,6 +263,29 @@ def test_many_events_that_take_the_worker_along_stop_nobody_else(db, clerk):
     assert len(dead(db)) < 100
 
 
+def test_a_slow_neighbour_gets_its_turn_before_the_next_call(db, clerk):
+    """What takes it longer than the function's rest is recorded before a call may end the worker again."""
+    create(clerk, max_attempts=1, event_types=["t"])
+    neighbour = NullDestination(db, options='"delay_ms": 2500', event_types="'{n}'")
+    emit(db, *((f"bad{i}", EXIT) for i in range(6)))
+    eventually(lambda: dead(db))
+    db.sql("SELECT outbox_emit(NULL, 'n', 'n', '{}')")
+    eventually(lambda: neighbour.status()["delivered"] == 1)
+    assert len(dead(db)) < 6
+    assert neighbour.delivered() == ["n"]
+
+
+def test_an_event_that_took_the_worker_along_is_held_when_that_is_to_be_counted(db, clerk):
+    """It is parked behind an earlier one of its key, and the attempt is counted when its turn has come."""
+    create(clerk, max_attempts=2, backoff="2 seconds", backoff_max="2 seconds")
+    run(clerk, "CREATE SEQUENCE app.tries; CREATE SEQUENCE app.ends")
+    second_fails = "DO $$ BEGIN IF nextval('app.tries') = 2 THEN RAISE 'second'; END IF; END $$"
+    emit(db, ("first", {"sql": second_fails}, "k"), ("bad", {**EXIT, "sql": "SELECT nextval('app.ends');" + EXIT["sql"]}, "k"))
+    settled(db, 1, 1)
+    assert effects(db) == ["first"] and dead(db) == {"bad": ENDED}
+    assert db.sql("SELECT (SELECT last_value FROM app.tries), (SELECT last_value FROM app.ends)") == [(3, 2)]
+
+
 def test_a_worker_that_is_told_to_end_says_nothing_of_the_event(db, clerk):
     """Though the function does not let it go, and is taken along."""
     create(clerk, max_attempts=1)
