@@ -247,7 +247,7 @@ bool may_turn_in(FunctionCallInfo fcinfo) {
              "the rings are not turned: the transaction may go on after the call");
     return false;
   }
-  MyXactFlags |= XACT_FLAGS_NEEDIMMEDIATECOMMIT;  // where more of the client is on its way
+  MyXactFlags |= XACT_FLAGS_NEEDIMMEDIATECOMMIT;  // in a pipeline, where more is on its way
   return true;
 }
 
