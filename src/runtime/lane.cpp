@@ -504,7 +504,7 @@ void Lane::call_failed(const pg::StepError &error, bool called, Milliseconds now
 // When the failure of an event can be recorded at once, it is what the call did that could not be. An error:
 // it cannot either, and so nothing is known of the event.
 std::optional<pg::StepError> Lane::blame(const char *reason) {
-  const auto error = pg::in_transaction("recording what became of events for destination", name(), [&] {
+  auto error = pg::in_transaction("recording what became of events for destination", name(), [&] {
     MemoryContextSwitchTo(batch_memory_);
     outbox::record_failure(*destination_, batch_, reason);
   });
