@@ -197,8 +197,10 @@ def pytest_runtest_makereport(item):
     for server in Server.started:
         with contextlib.suppress(psycopg2.Error, OSError):  # the test may have taken it away
             report.sections.append((f"log of the server at port {server.port}", server.log()[-5000:]))
-            processes = run(psycopg2.connect(server.dsn("postgres"), connect_timeout=5), """SELECT backend_type, pid, datname, state, wait_event, backend_start, state_change,
-                left(query, 200) FROM pg_stat_activity WHERE pid <> pg_backend_pid() ORDER BY backend_start""")
+            with contextlib.closing(psycopg2.connect(server.dsn(), connect_timeout=5)) as connection:
+                processes = run(connection, """
+                    SELECT backend_type, pid, datname, state, wait_event, backend_start, state_change, left(query, 200)
+                      FROM pg_stat_activity WHERE pid <> pg_backend_pid() ORDER BY backend_start""")
             report.sections.append((f"processes of the server at port {server.port}", "\n".join(map(str, processes))))
 
 
