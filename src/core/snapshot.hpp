@@ -37,13 +37,16 @@ struct StoredSnapshot {
   bool may_be_late(std::uint64_t txid) const { return txid < next && !ended(txid); }
 };
 
-// What was done before a window was opened: all that `snapshot` sees. Where the era changed in between, the
-// window of `snapshot` was left half read: then only what it holds up to `position`, and what was done before
-// it.
+// What was done before a window was opened: all that `snapshot` sees. Or the window of `snapshot` was left
+// half read, because the era changed or because its rest could not be sent alone: then only what it holds up
+// to `position`, and what was done before it.
 struct Done {
   const StoredSnapshot *snapshot;
   const Done *before;  // null: everything the snapshot sees
   std::int64_t position;
+
+  // As the window that comes after it is stored; -1: nothing was left.
+  std::int64_t resumed_at() const { return before ? position : -1; }
 
   bool contains(std::int64_t id, std::uint64_t txid) const {
     return snapshot->sees(id, txid) && (!before || id <= position || before->contains(id, txid));
@@ -58,13 +61,16 @@ struct Window {
     return now->sees(id, txid) && !done->contains(id, txid);
   }
 
-  // Within an era the rows fall into two parts: late ones, at or below done.floor, which are found by txid,
+  // Within an era the rows fall into two parts: late ones, at or below the floor, which are found by txid,
   // and the rest, which is read by id. Across eras transaction ids do not compare, and everything is read by
   // id.
   bool crosses_eras() const { return done->snapshot->era != now->era; }
 
-  // Reading by id starts above this.
-  std::int64_t scan_floor() const { return crosses_eras() ? 0 : done->snapshot->floor; }
+  // Reading by id starts above this. What a window left is above the position that it was left at.
+  std::int64_t scan_floor() const {
+    if (crosses_eras()) return 0;
+    return done->before && done->position < done->snapshot->floor ? done->position : done->snapshot->floor;
+  }
 
   // Is this transaction's part at or below the floor due in this window?
   bool is_late(std::uint64_t txid) const {

@@ -42,6 +42,8 @@ constinit pg::Statement lock_skipping{
     {INT4OID, INT4OID}};
 constinit pg::Statement lock_all{
     "SELECT FROM @.outbox_shards WHERE destination = $1 ORDER BY shard FOR UPDATE", {INT4OID}};
+constinit pg::Statement select_failures{
+    "SELECT FROM @.outbox_shards WHERE destination = $1 AND shard = $2 AND failures > 0", {INT4OID, INT4OID}};
 constinit pg::Statement select_shards{
     "SELECT " SHARD_COLUMNS " FROM @.outbox_shards WHERE destination = $1 ORDER BY shard", {INT4OID}};
 
@@ -135,6 +137,10 @@ int32 list_shards(int32 destination, MemoryContext memory, ShardRow **rows) {
   *rows = static_cast<ShardRow *>(MemoryContextAlloc(memory, sizeof(ShardRow) * (count + 1)));
   for (int32 i = 0; i < count; ++i) (*rows)[i] = shard_row(i, 1, memory);
   return count;
+}
+
+bool is_backing_off(int32 destination, int32 shard) {
+  return select_failures.run({pg::value(destination), pg::value(shard)}) > 0;
 }
 
 Claim take_shard(int32 destination, const ShardRow &row, const Holder &holder, TimestampTz lease_until) {

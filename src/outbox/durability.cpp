@@ -20,6 +20,7 @@ struct KeptWindow {
   StoredSnapshot *window;
   StoredSnapshot *done;  // that it comes after; null: the window has its row
   XLogRecPtr awaited;    // that the standbys have to have; invalid since they had it
+  bool published;        // somebody was let publish from it
 };
 
 HTAB *kept_windows() {
@@ -66,6 +67,7 @@ KeptWindow *keep(const ShardKey &key, const OpenWindow &open) {
   kept->window_no = open.window_no;
   kept->window = window;
   kept->done = done;
+  kept->published = false;
   kept->awaited = PG_UINT64_MAX;
   kept->awaited = flush_wal();
   return kept;
@@ -83,8 +85,9 @@ XLogRecPtr flush_wal() {
 
 const StoredSnapshot *window_kept_back(const ShardKey &key, int64 window_no, const StoredSnapshot &done) {
   const KeptWindow *kept = find(key);
-  const bool good = kept && kept->done && kept->generation == pg::extension().generation &&
-                    kept->window_no == window_no && same_snapshot(*kept->done, done);
+  const bool good = kept && kept->done && !kept->published &&
+                    kept->generation == pg::extension().generation && kept->window_no == window_no &&
+                    same_snapshot(*kept->done, done);
   return good ? kept->window : nullptr;
 }
 
@@ -100,7 +103,8 @@ bool may_publish(const ShardKey &key, const OpenWindow &open) {
   if (!is_wanted() || RETRYSAFE_FAULT("reader.ahead_of_standby")) return true;
   KeptWindow *kept = find(key);
   if (!kept || !is_of(*kept, open)) kept = keep(key, open);
-  return has_arrived(kept);
+  kept->published = has_arrived(kept);
+  return kept->published;
 }
 
 bool is_kept_for_standby(const Claim &claim) {

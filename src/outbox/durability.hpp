@@ -5,7 +5,7 @@
 // be cancelled by a shutdown or by hand, and what waited when the server crashed is visible when it is up
 // again. So the reader asks. It notes where WAL ends when it has found something in a window, and reads that
 // window again when the standbys have it. The window stays the same until then: a new one would always be
-// ahead of them.
+// ahead of them. What did not get through comes in a new one.
 //
 // All of it is memory of this process. Nobody waits inside a transaction, but for outbox_fetch, shortly.
 #pragma once

@@ -85,8 +85,10 @@ struct Batch {
   Uuid log;   // whose events they are
   int64 seq;  // of the cursor that it continues; recording writes seq + 1
   int64 window_no;
-  bool opens_window;  // the window is not stored yet: recording stores `window`
+  bool opens_window;    // the window is not stored yet: recording stores `window`
+  bool reopens_window;  // in the place of a row of its number, if there is one
   StoredSnapshot window;
+  int64 resumed_at;      // where the window before it was left; -1: at its end
   int64 from, to;        // positions within the window: recording moves the cursor to `to`
   int32 event_count;     // 0: nothing to send, but progress to record
   int32 already_parked;  // events of the range that are parked already, which are not in `events`

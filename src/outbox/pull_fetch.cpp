@@ -103,7 +103,7 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
       extend_lease(d.destination, batch->claim.shard, now + request.lease_us);
     }
     if (batch->opens_window) {
-      store_window(d.destination, batch->claim.shard, batch->window_no, batch->window, -1);
+      store_window(*batch);
       batch->opens_window = false;
     }
     if (any_held) park_held(d, batch);

@@ -113,6 +113,14 @@ Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int6
 
 namespace {
 
+// What is left of a window goes with what was committed since, where it did not get through alone. It may be
+// an event that breaks the destination: that is only told where another one goes beside it.
+bool goes_with_what_came_since(const ShardKey &key, const OpenWindow &open, const Range &range) {
+  if (!open.stored || !range.exhausted || range.count == 0) return false;
+  return RETRYSAFE_FAULT("reader.reopen_window") ||
+         pg::spi([&] { return is_backing_off(key.destination, key.shard); });
+}
+
 // A batch in which nothing of the log moves.
 void only_parked(Batch *batch, const Cursor &cursor, Event *parked, int32 count) {
   batch->window_no = cursor.window_no;
@@ -164,7 +172,12 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
   for (;;) {
     open = open_window(d, claim.shard, cursor, era);
     if (is_kept_for_standby(key, open)) return without_log();
-    const Range range = read_range(d, claim.shard, open, PG_INT64_MAX, era.log, limits);
+    Range range = read_range(d, claim.shard, open, PG_INT64_MAX, era.log, limits);
+    if (goes_with_what_came_since(key, open, range)) {
+      open = reopen_window(d, claim.shard, cursor, open, era);
+      if (is_kept_for_standby(key, open)) return without_log();
+      range = read_range(d, claim.shard, open, PG_INT64_MAX, era.log, limits);
+    }
     const bool anything = range.count > 0 || range.parked_count > 0;
     if (!anything && range.exhausted) {
       pass_over(d, claim.shard, cursor, open);
@@ -175,6 +188,7 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
         batch->window_no = done.window_no;
         batch->opens_window = !done.stored;
         batch->window = *done.window.now;
+        batch->resumed_at = -1;
         batch->to = done.position;
       } else {
         return nullptr;
@@ -182,7 +196,9 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
     } else {
       batch->window_no = open.window_no;
       batch->opens_window = !open.stored;
+      batch->reopens_window = open.reopened;
       batch->window = *open.window.now;
+      batch->resumed_at = open.window.done->resumed_at();
       batch->from = open.position;
       batch->to = range.to;
       batch->check = range.check;

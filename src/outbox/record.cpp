@@ -127,8 +127,7 @@ int32 record_locked(const Destination &d, const Batch &batch, const Outcome *out
 
   const bool moved = tally.position > batch.from;
   if (!moved && tally.delivered == 0 && tally.parked == 0) return 0;
-  if (moved && batch.opens_window)
-    store_window(d.destination, batch.claim.shard, batch.window_no, batch.window, -1);
+  if (moved && batch.opens_window) store_window(batch);
   store_batch({d.destination, batch.claim.shard, cursor.seq + 1, moved ? batch.window_no : cursor.window_no,
                moved ? tally.position : cursor.position, row.token, tally.delivered, tally.parked,
                cursor.total_delivered + tally.delivered, cursor.total_parked + tally.parked});

@@ -51,6 +51,9 @@ void lock_all_shards(int32 destination);
 // All shards of a destination, by number.
 int32 list_shards(int32 destination, MemoryContext memory, ShardRow **rows);
 
+// Whether the destination was away when it was tried last.
+bool is_backing_off(int32 destination, int32 shard);
+
 // A new holder, with a new token.
 Claim take_shard(int32 destination, const ShardRow &row, const Holder &holder, TimestampTz lease_until);
 void extend_lease(int32 destination, int32 shard, TimestampTz lease_until);

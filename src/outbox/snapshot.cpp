@@ -109,6 +109,10 @@ bool same_snapshot(const StoredSnapshot &a, const StoredSnapshot &b) {
 
 namespace {
 
+constinit pg::Statement remove_open_window{
+    "DELETE FROM @.outbox_windows WHERE destination = $1 AND shard = $2 AND window_no > $3",
+    {INT4OID, INT4OID, INT8OID}};
+
 StoredWindow *load_from(int piece, int32 destination, int32 shard, int64 window_no, Snapshot snapshot) {
   const pg::Extension &e = pg::extension();
   ScanKeyData keys[3];
@@ -162,10 +166,6 @@ constinit pg::Statement end_leases{
     " WHERE destination = $1 AND shard = $2",
     {INT4OID, INT4OID}};
 
-constinit pg::Statement remove_open_window{
-    "DELETE FROM @.outbox_windows WHERE destination = $1 AND shard = $2 AND window_no > $3",
-    {INT4OID, INT4OID, INT8OID}};
-
 constinit pg::Statement count_shards{"SELECT shards FROM @.outbox_destinations WHERE destination = $1",
                                      {INT4OID}};
 
@@ -182,6 +182,14 @@ void store_window(int32 destination, int32 shard, int64 window_no, const StoredS
   nulls[window_column::kResumedAt - 1] = resumed_at < 0;
   (void)storage::insert_into_ring(storage::RingName::kProgress, pg::extension().outbox_windows_pieces,
                                   pg::new_row(values, nulls));
+}
+
+// A window that was opened and of which nothing was recorded is as good as none.
+void store_window(const Batch &b) {
+  const int32 destination = b.claim.destination, shard = b.claim.shard;
+  if (b.reopens_window)
+    remove_open_window.run({pg::value(destination), pg::value(shard), pg::value(b.window_no - 1)});
+  store_window(destination, shard, b.window_no, b.window, b.resumed_at);
 }
 
 void store_batch(const BatchRow &b) {
@@ -245,7 +253,6 @@ void begin_era_for_shard(int32 destination, int32 shard, const StoredSnapshot &s
   pg::spi([&] {
     // Whoever holds a batch of the old era is too late with it.
     end_leases.run({pg::value(destination), pg::value(shard)});
-    // A window that was opened and of which nothing was recorded is as good as none: it is replaced.
     remove_open_window.run({pg::value(destination), pg::value(shard), pg::value(cursor.window_no)});
     store_window(destination, shard, cursor.window_no + 1, snapshot, cursor.position);
   });

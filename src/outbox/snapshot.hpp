@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/snapshot.hpp"
+#include "outbox/engine.hpp"
 #include "pg/server.hpp"
 
 namespace retrysafe::outbox {
@@ -22,15 +23,17 @@ bool same_snapshot(const StoredSnapshot &a, const StoredSnapshot &b);
 struct StoredWindow {
   StoredSnapshot snapshot;
   TimestampTz taken_at;
-  int64 resumed_at;  // -1, or in the first window of an era how far the window before it had been read
+  int64 resumed_at;  // how far the window before it had been read; -1: to its end
 };
 
 // Null when there is no such row.
 StoredWindow *load_window(int32 destination, int32 shard, int64 window_no);
 
-// `resumed_at` -1: not the first window of an era.
+// `resumed_at` -1: the window before it was read to its end.
 void store_window(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &snapshot,
                   int64 resumed_at);
+// The window of a batch that opens it. The caller holds the lock of the shard row.
+void store_window(const Batch &batch);
 
 // One step of a shard: the row that becomes its cursor. The caller holds the lock of the shard row.
 struct BatchRow {

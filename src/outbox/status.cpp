@@ -87,8 +87,7 @@ int64 window_of(int32 destination, int32 shard, const Traits &event, int64 last)
     else
       low = middle + 1;
   }
-  // A window that was left half read when the era changed: the rest came with the first window of the new
-  // era.
+  // A window that was left half read: the rest came with the next one.
   for (; low < last; ++low) {
     StoredWindow *next = load_window(destination, shard, low + 1);
     const bool left_before = next && next->resumed_at >= 0 && event.id > next->resumed_at;
@@ -170,7 +169,10 @@ bool has_pending(int32 destination, int32 shards, ArrayType *event_types, const 
     const Cursor cursor = load_cursor(destination, shard);
     const StoredWindow *window = load_window(destination, shard, cursor.window_no);
     if (!window) return true;
-    floor = std::min({floor, cursor.position, window->resumed_at >= 0 ? 0 : window->snapshot.floor});
+    // What is left of windows before it is among what is read by id.
+    const bool half_read = cursor.position < window->snapshot.ceiling;
+    const int64 own_floor = half_read && window->resumed_at >= 0 ? 0 : window->snapshot.floor;
+    floor = std::min({floor, cursor.position, own_floor});
     xmin = std::min(xmin, window->snapshot.xmin);
   }
 

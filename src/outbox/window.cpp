@@ -83,22 +83,34 @@ Done *everything_in(const StoredSnapshot *snapshot) {
   return done;
 }
 
-// What was done before a stored window. Where an era ended, that is told by as many windows before it as were
-// left half read.
-const Done *done_before(int32 destination, int32 shard, int64 window_no, const StoredWindow &window) {
-  check_stack_depth();  // rows that somebody else wrote may tell of eras without end
+// What was done before a stored window of which all up to a position is done: it is told by the windows
+// before it that were left half read, back to one of which nothing is left by now.
+const Done *done_before(int32 destination, int32 shard, int64 window_no, const StoredWindow &window,
+                        int64 position) {
+  check_stack_depth();  // rows that somebody else wrote may tell of windows without end
   const StoredWindow *previous = existing_window(destination, shard, window_no - 1);
   Done *done = everything_in(&previous->snapshot);
-  if (window.resumed_at >= 0 && window.resumed_at < previous->snapshot.ceiling) {
+  if (window.resumed_at >= 0 && std::max(window.resumed_at, position) < previous->snapshot.ceiling) {
     done->position = window.resumed_at;
-    done->before = done_before(destination, shard, window_no - 1, *previous);
+    done->before = done_before(destination, shard, window_no - 1, *previous, window.resumed_at);
   }
   return done;
 }
 
 OpenWindow make_open(int32 destination, int32 shard, int64 window_no, const StoredWindow &stored,
                      int64 position) {
-  return {{done_before(destination, shard, window_no, stored), &stored.snapshot}, window_no, true, position};
+  const Done *done = done_before(destination, shard, window_no, stored, position);
+  return {{done, &stored.snapshot}, window_no, true, position};
+}
+
+// What a new window sees.
+const StoredSnapshot *snapshot_for(const ShardKey &key, int64 window_no, const StoredSnapshot &done,
+                                   const Era &era) {
+  if (const StoredSnapshot *kept = window_kept_back(key, window_no, done))
+    return copy_snapshot(*kept, CurrentMemoryContext);
+  auto *now = static_cast<StoredSnapshot *>(palloc(sizeof(StoredSnapshot)));
+  *now = take_snapshot(era.era, era.first_id);
+  return now;
 }
 
 }  // namespace
@@ -138,14 +150,23 @@ OpenWindow open_window(const Destination &d, int32 shard, const Cursor &cursor, 
     return make_open(d.destination, shard, next_no, *next, 0);
 
   if (done->era != era.era) raise_window_missing(d.destination, shard, next_no);
-  StoredSnapshot *now;
-  if (const StoredSnapshot *kept = window_kept_back({d.destination, shard}, next_no, *done)) {
-    now = copy_snapshot(*kept, CurrentMemoryContext);
-  } else {
-    now = static_cast<StoredSnapshot *>(palloc(sizeof(StoredSnapshot)));
-    *now = take_snapshot(era.era, era.first_id);
+  const Done *all = everything_in(copy_snapshot(*done, CurrentMemoryContext));
+  return {{all, snapshot_for({d.destination, shard}, next_no, *done, era)}, next_no, false, 0};
+}
+
+OpenWindow reopen_window(const Destination &d, int32 shard, const Cursor &cursor, const OpenWindow &open,
+                         const Era &era) {
+  const bool half_read = open.window_no == cursor.window_no;
+  const Done *done = open.window.done;
+  if (half_read) {
+    Done *left = everything_in(open.window.now);
+    left->before = done;
+    left->position = cursor.position;
+    done = left;
   }
-  return {{everything_in(copy_snapshot(*done, CurrentMemoryContext)), now}, next_no, false, 0};
+  const int64 window_no = half_read ? open.window_no + 1 : open.window_no;
+  const StoredSnapshot *now = snapshot_for({d.destination, shard}, window_no, *done->snapshot, era);
+  return {{done, now}, window_no, false, 0, true};
 }
 
 void pass_over(const Destination &d, int32 shard, const Cursor &cursor, const OpenWindow &open) {
@@ -261,7 +282,7 @@ void WindowScan::add_late_writer_in(int piece, uint64 txid) {
   pg::xid8_compares(&keys[0], 1, BTEqualStrategyNumber, F_XID8EQ, txid);
   // Rows from before the era carry numbers of another cluster.
   pg::int8_compares(&keys[1], 2, BTGreaterStrategyNumber, F_INT8GT, std::max(after_, done.first_id - 1));
-  pg::int8_compares(&keys[2], 2, BTLessEqualStrategyNumber, F_INT8LE, std::min(done.floor, up_to_));
+  pg::int8_compares(&keys[2], 2, BTLessEqualStrategyNumber, F_INT8LE, std::min(window_.scan_floor(), up_to_));
   LateWriter writer{
       pg::begin_scan(e.outbox_log_pieces[piece], e.outbox_log_txid_pieces[piece], log_.snapshot, keys, 3), 0};
   if (!advance(&writer)) {

@@ -14,12 +14,18 @@ namespace retrysafe::outbox {
 struct OpenWindow {
   Window window;
   int64 window_no;
-  bool stored;     // has its row in outbox_windows
-  int64 position;  // all up to here is done
+  bool stored;            // has its row in outbox_windows
+  int64 position;         // all up to here is done
+  bool reopened = false;  // to be stored in the place of a row of its number, if there is one
 };
 
 // The window of a cursor: the stored one while there is something left of it, else a new one that begins now.
 OpenWindow open_window(const Destination &destination, int32 shard, const Cursor &cursor, const Era &era);
+
+// What is left of a stored window, together with all that was committed since: a new window, or the same one
+// opened anew when nothing of it was recorded.
+OpenWindow reopen_window(const Destination &destination, int32 shard, const Cursor &cursor,
+                         const OpenWindow &open, const Era &era);
 
 // A window that has its row; false when it has not.
 bool load_open_window(int32 destination, int32 shard, int64 window_no, OpenWindow *open);

@@ -7,7 +7,8 @@ from conftest import run
 
 OPTIONS = """[{"name": "file", "type": "string"}, {"name": "control", "type": "string"},
               {"name": "delay_ms", "type": "integer"}, {"name": "parallel", "type": "integer"},
-              {"name": "refuse", "type": "string"}, {"name": "broken", "type": "string"}]"""
+              {"name": "refuse", "type": "string"}, {"name": "breaks", "type": "string"},
+              {"name": "broken", "type": "string"}]"""
 
 Attempt = collections.namedtuple("Attempt", "ms id key number outcome pid")
 DELIVERED, RETRY, FINAL, UNREACHABLE = "0", "1", "2", "3"

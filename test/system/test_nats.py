@@ -4,7 +4,7 @@ import pytest
 from brokers.contract import (Contract, assert_complete_and_in_order, await_delivery, backs_off, create, emit, emit_many, messages,
                               status)
 from brokers.nats import Nats
-from conftest import eventually
+from conftest import eventually, run
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +48,17 @@ def test_events_that_no_stream_takes_do_not_stop_the_others(db, broker):
             emit(db, f"good-{n}-{i}", event_type="events.good", ordering_key=f"key-{i}")
     eventually(lambda: status(db, "d")["delivered"] == 100)
     assert len(messages(db, broker)) == 100
+
+
+def test_an_event_that_no_stream_takes_at_the_end_of_what_was_read(db, broker):
+    """It alone is left of what was to be seen when the worker looked, so no other event goes out beside it."""
+    create(db, "d", "nats", broker.options() | {"subject": "{type}"})
+    with db.connect(autocommit=False) as connection:
+        for key, event_type in (("good-1", "events.good"), ("stray", "stray.event")):
+            run(connection, "SELECT outbox_emit(NULL, %s, %s, '{}')", key, event_type)
+    eventually(lambda: status(db, "d")["delivered"] == 1 and status(db, "d")["failures"] > 0)
+    emit(db, "good-2", event_type="events.good")
+    eventually(lambda: status(db, "d")["delivered"] == 2)
 
 
 def test_workers_that_are_terminated_while_they_publish(db, broker):

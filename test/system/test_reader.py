@@ -320,6 +320,13 @@ def test_every_committed_event_arrives_once_and_in_order(db, seed):
         assert simulation.counts[what] > 0, what
 
 
+def test_the_same_where_what_is_left_of_a_window_goes_with_the_next(db):
+    fault_points(db)
+    simulation = Simulation(db, 4, "reader.reopen_window")
+    simulation.run(8 * load_factor())
+    simulation.check()
+
+
 def fault_points(db):
     try:
         db.sql("SET retrysafe.fault_points = ''")

@@ -86,6 +86,17 @@ def test_drain_publishes_everything_and_ends(db):
     assert status(db)["holders"] is None, "the shards are free at once"
 
 
+def test_an_event_that_breaks_its_destination_stops_no_other(db):
+    """It is all that was there when the relay fetched, and what comes later has to go beside it."""
+    destination = null(db, options='"breaks": "bad"', **BACKOFF)
+    with relay(db, "d") as process:
+        for good in "a", "b":
+            emit(db, f"bad-{good}")
+            eventually(lambda: status(db)["failures"] > 0, message=process.log())
+            emit(db, good)
+            eventually(lambda: good in destination.delivered(), message=process.log())
+
+
 def test_once_publishes_one_batch(db):
     destination = null(db, batch_events=10)
     emit_many(db, 25)

@@ -233,6 +233,16 @@ def test_events_wait_for_the_standby(both, own_db):
     closing.balance(own_db, "d", d.ids(), committed=["a", "b", "c", "d"])
 
 
+def test_an_event_that_breaks_its_destination_stops_no_other(both, own_db):
+    """The window that it is in was kept until the standby had it; once it was published from, a wider one may be taken."""
+    d = NullDestination(own_db, options='"breaks": "bad"', backoff="'100 ms'", backoff_max="'200 ms'")
+    for good in "a", "b":
+        emit(own_db, f"bad-{good}")
+        eventually(lambda: d.status()["failures"] > 0)
+        emit(own_db, good)
+        eventually(lambda: good in d.delivered())
+
+
 def test_a_worker_that_waits_renews_no_lease(both, own_db):
     d = NullDestination(own_db, lease="interval '300 ms'")
     emit(own_db, "before")

@@ -109,6 +109,20 @@ def test_an_unreachable_destination_costs_nothing(db):
     eventually(lambda: 'destination "away" is back after' in db.server.log())
 
 
+def test_an_event_that_breaks_its_destination_stops_no_other(db):
+    """It is the last of what was there when the worker looked, and what comes later has to go beside it."""
+    d = NullDestination(db, options='"breaks": "bad"', backoff="'100 ms'", backoff_max="'200 ms'")
+    with db.connect(autocommit=False) as connection:
+        for key in "a", "bad-1", "bad-2":
+            run(connection, "SELECT outbox_emit(NULL, %s, 't', '{}')", key)
+    eventually(lambda: d.status()["delivered"] == 1 and d.status()["failures"] > 0)
+    emit(db, "b", "bad-3")
+    eventually(lambda: d.status()["delivered"] == 2)
+    emit(db, "c")
+    eventually(lambda: d.status()["delivered"] == 3)
+    assert set(d.delivered()) == {"a", "b", "c"}
+
+
 def test_a_sink_that_forgets_to_ask_for_a_call_is_looked_after(db):
     """It has an outcome and tells nobody: it is asked at the latest when the lease is renewed."""
     d = NullDestination(db, lease="interval '2 s'")

@@ -10,6 +10,7 @@
 //               such file), retry, final, unreachable, hang (no outcome until the word changes),
 //   forget (the same, and it does not ask to be called again)
 //   refuse      event keys that begin with this are refused for good
+//   breaks      event keys that begin with this find the destination away
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -31,6 +32,7 @@ class NullSink {
       : file_(options.text("file")),
         control_(options.text("control")),
         refuse_(options.text("refuse")),
+        breaks_(options.text("breaks")),
         delay_(options.number("delay_ms", 0)),
         parallel_(static_cast<size_t>(options.number("parallel", 16))),
         timer_(timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)) {
@@ -69,8 +71,9 @@ class NullSink {
       if (word == "final") status = RETRYSAFE_FAILED_FINAL;
       if (word == "unreachable") status = RETRYSAFE_UNREACHABLE;
       const retrysafe_event &event = *attempts_.front().event;
-      if (!refuse_.empty() && retrysafe::sink::view(event.event_key).starts_with(refuse_))
-        status = RETRYSAFE_FAILED_FINAL;
+      const std::string_view key = retrysafe::sink::view(event.event_key);
+      if (!refuse_.empty() && key.starts_with(refuse_)) status = RETRYSAFE_FAILED_FINAL;
+      if (!breaks_.empty() && key.starts_with(breaks_)) status = RETRYSAFE_UNREACHABLE;
       note(event, status);
       retrysafe::sink::report(&outcomes[count++], event.tag, status,
                               status == RETRYSAFE_DELIVERED ? "" : "told to fail");
@@ -114,7 +117,7 @@ class NullSink {
     timerfd_settime(timer_, 0, &when, nullptr);
   }
 
-  std::string file_, control_, refuse_;
+  std::string file_, control_, refuse_, breaks_;
   milliseconds delay_;
   size_t parallel_;
   int timer_;

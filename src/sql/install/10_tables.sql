@@ -172,7 +172,7 @@ CREATE TABLE @extschema@.outbox_windows (
   next        xid8 NOT NULL,             -- next transaction id, read after the snapshot
   ceiling     bigint NOT NULL,           -- last position drawn after the snapshot
   taken_at    timestamptz NOT NULL,
-  resumed_at  bigint                     -- first window of an era: how far the window before it had been read
+  resumed_at  bigint                     -- how far the window before it had been read; null: to its end
 );
 
 -- Progress, append-only: the newest row of a shard is its cursor, older ones are the record of deliveries.
