@@ -1,7 +1,7 @@
 """The background worker: what it delivers, when it wakes, and what it leaves alone."""
 import pytest
 
-from conftest import cluster, eventually, make_database, run
+from conftest import cluster, database_on, eventually, run
 from null_destination import RETRY, UNREACHABLE, NullDestination, emit
 from workers import is_idle, let_look, own  # noqa: F401 (the fixture own)
 
@@ -56,15 +56,43 @@ def test_positions_without_events_leave_a_destination_idle(db):
     eventually(lambda: (d.status()["state"], d.status()["backlog"]) == ("idle", 0), timeout=60)
 
 
+@pytest.fixture(scope="module")
+def quiet():
+    """Where the poll interval is an hour: what arrives was announced."""
+    with cluster("retrysafe.poll_interval = 1h") as server:
+        yield server
+
+
 @pytest.mark.alone
-def test_a_commit_wakes_the_worker(server):
-    """The poll interval is an hour: what arrives was announced."""
-    with cluster("retrysafe.poll_interval = 1h") as quiet:
-        db = make_database(quiet)
+def test_a_commit_wakes_the_worker(quiet):
+    with database_on(quiet) as db:
         d = NullDestination(db)
         for i in range(20):
             emit(db, f"e{i}")
             eventually(lambda: len(d.delivered()) == i + 1, timeout=5)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("call", ["SELECT outbox_emit(NULL, 'e2', 't', '1')",
+                                  "SELECT outbox_emit(NULL, 'e2', 't', '1', deliver_after => clock_timestamp() + '1 s')",
+                                  "SELECT outbox_resume('d')"])
+def test_the_commit_wakes_the_worker_not_the_call(quiet, call):
+    """At the call there is nothing to find yet: the worker looks after it, in vain, until it would not look again by itself."""
+    with database_on(quiet) as db:
+        db.sql("SELECT outbox_create_destination('other', 'pull')")
+        d = NullDestination(db)
+        emit(db, "e1")
+        eventually(lambda: d.delivered() == ["e1"])
+        if "resume" in call:
+            db.sql("SELECT outbox_pause('d')")
+            emit(db, "e2")
+        session = db.connect(autocommit=False)
+        run(session, call)
+        let_look(db, "other")
+        eventually(lambda: is_idle(db))
+        assert d.delivered() == ["e1"]
+        session.commit()
+        eventually(lambda: d.delivered() == ["e1", "e2"], timeout=5)
 
 
 @pytest.mark.alone
