@@ -97,20 +97,26 @@ def test_any_other_database_is_dropped_beside_a_worker(own_db, which):
 
 
 @pytest.mark.alone
-def test_rename_and_template_work_beside_a_worker(own_db):
+@pytest.mark.parametrize("which", [None, pytest.param("http", marks=pytest.mark.slow), "function"])
+def test_rename_and_template_work_beside_a_worker(own_db, which):
+    """The same under its new name: it comes back there, and is at it again when the next command is run."""
     d = NullDestination(own_db)
-    emit(own_db, "e1")
-    eventually(d.delivered)
-    admin = own_db.server.connect()
-    name = own_db.name
-    for command in (f"ALTER DATABASE {name} RENAME TO {name}x", f"ALTER DATABASE {name}x RENAME TO {name}",
-                    f"CREATE DATABASE {name}copy TEMPLATE {name}", f"DROP DATABASE {name}copy"):
-        began = time.monotonic()
-        run(admin, command)
-        assert time.monotonic() - began < 5, command
-    emit(own_db, "e2")
-    eventually(lambda: d.delivered() == ["e1", "e2"])
-    admin.close()
+    with hanging_destination(own_db, which) if which else contextlib.nullcontext(worker_pids) as is_at_it:
+        emit(own_db, "e1")
+        admin = own_db.server.connect()
+        name, other = own_db.name, f"{own_db.name}x"
+        for command, at in ((f"ALTER DATABASE {name} RENAME TO {other}", own_db),
+                            (f"ALTER DATABASE {other} RENAME TO {name}", Database(own_db.server, other)),
+                            (f"CREATE DATABASE {name}copy TEMPLATE {name}", own_db),
+                            (f"DROP DATABASE {name}copy", own_db)):
+            eventually(lambda: d.delivered() == ["e1"] and is_at_it(at))
+            began = time.monotonic()
+            run(admin, command)
+            assert time.monotonic() - began < (10 if which else 5), command
+        admin.close()
+        own_db.sql("SELECT outbox_emit(NULL, 'e2', 'another', '1')")
+        own_db.sql("SELECT pg_cancel_backend(%s)", worker_pids(own_db)[0])  # nobody has a turn while a function is called
+        eventually(lambda: d.delivered() == ["e1", "e2"])
 
 
 def test_a_failed_command_lets_the_worker_come_back(own_db):
