@@ -5,13 +5,14 @@ import re
 import signal
 import time
 
+import psycopg2
 import pytest
 
 from conftest import database_on, eventually, in_spite_of_crashes, kill, run
 from copies import as_postgres
 from null_destination import NullDestination, emit, worker_pids
 from strikes import alive, kill_postmaster
-from workers import own, slow_destination  # noqa: F401 (the fixture own)
+from workers import own, said, slow_destination  # noqa: F401 (the fixture own)
 
 
 def terminate_worker(db):
@@ -59,7 +60,9 @@ def test_it_does_not_outlive_the_postmaster(own_db, kind):
 
 @pytest.mark.alone
 def test_no_process_can_be_made(own_db):
-    """The machine has no room for one more: it is tried again, each time later, and nothing is said to be starting."""
+    """The machine has no room for one more: it is tried again, each time later, and the postmaster's line for each try is all
+    that the log gets. Nobody holds the destination's shards, nothing is said to be starting, and who starts a worker by hand
+    is told."""
     server = own_db.server
     d = NullDestination(own_db)
     eventually(lambda: worker_pids(own_db))
@@ -78,11 +81,17 @@ def test_no_process_can_be_made(own_db):
         eventually(lambda: len(attempts()) == 4)
         pauses = [(b - a).total_seconds() for a, b in zip(attempts(), attempts()[1:])]
         assert all(pause > least for pause, least in zip(pauses, (0.9, 1.9, 3.9))), pauses
-        assert run(session, "SELECT state FROM outbox_status") == [("unclaimed",)]
+        with pytest.raises(psycopg2.Error) as caught:
+            run(session, "SELECT outbox_run_worker()")
+        assert caught.value.pgcode == "RS303"
+        assert run(session, "SELECT state, holders FROM outbox_status") == [("unclaimed", None)]
         assert run(session, "SELECT process, state FROM outbox_workers") == [("launcher", "running")]
     finally:
         as_postgres(*limit, f"--nproc={usual}:")
     eventually(lambda: d.delivered() == ["a"])
+    lines = [line for line in said(server.log()[log_before:]) if not line.startswith("could not fork")]
+    assert lines == ["could not start a worker"], "by hand"
+    assert len(attempts()) < 7
 
 
 def test_none_starts_in_an_upgrade(own_db):
