@@ -9,6 +9,7 @@ import pytest
 from conftest import Database, Pending, Server, eventually, make_database, run
 from copies import Copy, as_postgres, copy_of, folder  # noqa: F401 (fixtures)
 from receiver import Receiver
+from relay_process import Relay
 from workers import let_look
 
 
@@ -229,6 +230,32 @@ def test_the_worker_of_a_clone_publishes_after_consent_only(server, db, clone):
         eventually(lambda: len(receiver.requests) == 3)
         sent = [request.header("ce-id") for request in receiver.requests]
         assert sent == [*map(str, (ids(db)["a"], ids(db)["b"], ids(copy)["a"]))]
+
+
+def test_the_relay_of_a_clone_publishes_after_consent_only(db, clone):
+    """Neither one that is to publish what there is, nor one that stays and asks again."""
+    arguments = "--allowed-addresses", "127.0.0.1", "hook"
+
+    def refusal(relay):
+        return [(line["sqlstate"], line["reason"]) for line in relay.lines("could not fetch events")]
+    with Receiver() as receiver:
+        db.sql("SELECT outbox_create_destination('hook', 'http', %s, workers => false)", json.dumps({"url": receiver.url}))
+        emit(db, "a")
+        copy = clone()
+        emit(copy, "b")
+        with Relay(copy, "--drain", *arguments) as relay:
+            assert relay.wait() == 3
+            assert refusal(relay) == [("RS213", "publishing is suspended (See outbox_consent.)")]
+        with Relay(copy, *arguments) as relay:
+            assert eventually(lambda: refusal(relay), message=relay.log)[0][0] == "RS213"
+            assert copy.sql("SELECT state, backlog, delivered FROM outbox_status") == [("suspended", 2, 0)]
+            assert receiver.requests == []
+            copy.sql("SELECT outbox_consent('fork')")
+            eventually(lambda: copy.value("SELECT delivered FROM outbox_status") == 2, message=relay.log)
+            assert relay.stop() == 0
+        with Relay(db, "--drain", *arguments) as relay:
+            assert relay.wait() == 0, relay.log()
+        assert sorted(receiver.ids) == sorted(map(str, [*ids(copy).values(), *ids(db).values()]))
 
 
 def test_a_database_that_never_published_needs_no_consent(db, clone):
