@@ -9,6 +9,7 @@ import hostile
 from conftest import cluster, eventually, make_database, run
 from receiver import Answer, Receiver
 from relay_process import Relay
+from test_security_access import ACCESSES
 
 SECRET = "hunter2-hunter2"
 OPTIONS = {"url": "https://example.com", "secret": SECRET, "headers": {"Authorization": "Bearer " + SECRET}}
@@ -282,8 +283,9 @@ def test_a_publisher_sees_only_events_of_destinations_and_nothing_else(db, role)
 
 # -- settings --
 
-def test_no_ordinary_role_changes_more_than_two_settings(server, db, role):
-    name = role("write", "admin")
+@pytest.mark.parametrize("accesses", [(), *((access,) for access in ACCESSES), ACCESSES], ids=lambda a: "+".join(a) or "none")
+def test_no_ordinary_role_changes_more_than_two_settings(server, db, role, accesses):
+    name = role(*accesses)
     session = db.connect(user=name)
     settings = db.sql("SELECT name, context, setting FROM pg_settings WHERE name LIKE 'retrysafe.%%'")
     assert {setting for setting, context, _ in settings if context == "user"} == {"retrysafe.on_lost_claim", "retrysafe.traceparent"}
@@ -293,6 +295,8 @@ def test_no_ordinary_role_changes_more_than_two_settings(server, db, role):
             with pytest.raises(psycopg2.Error) as error:
                 run(session, statement.format(setting, value))
             assert error.value.pgcode in ("42501", "55P02"), (statement, error.value)
+        with pytest.raises(psycopg2.OperationalError, match="permission denied to set|cannot be changed"):
+            psycopg2.connect(server.dsn(db.name, name), options=f"-c {setting}={value}")
     for setting in ("allowed_addresses", "allowed_secret_directory"):
         refused(session, f"SHOW retrysafe.{setting}")
         refused(session, f"SELECT current_setting('retrysafe.{setting}')")
