@@ -94,24 +94,35 @@ def test_functions_take_anything(server, db, seed):
 
 
 def test_tokens_of_batches_that_were_made_up(db):
-    """A handle says which shard it is of; a wrong one never takes the server along."""
-    db.sql("SELECT outbox_create_destination('d', 'pull', start_at => 'earliest')")
+    """A handle says which shard it is of; a wrong one never takes the server along. It settles nothing unless it names the
+    lease and the events, and keeps or gives back nothing unless it names the lease."""
+    for name in "d", "not-fetched":
+        db.sql("SELECT outbox_create_destination(%s, 'pull', start_at => 'earliest')", name)
     db.sql("SELECT outbox_emit(NULL, 'e' || i, 't', '{}') FROM generate_series(1, 10) i")
-    batch = db.sql("SELECT batch FROM outbox_fetch('d')")[0][0]
+    batch, event_id = db.sql("SELECT batch, event_id FROM outbox_fetch('d')")[0]
+    batch_and_events, _, transaction = batch.partition(":")  # which has to have committed
+    numbers = [int(number) for number in batch_and_events.split(".")]
     rng = random.Random(7)
     session = db.connect()
     made_up = [batch[:i] for i in range(len(batch))] + [batch + "0", batch * 100, "0" * 1000]
     made_up += ["".join(c if rng.random() > 0.1 else rng.choice("0123456789abcdef.-:/") for c in batch) for _ in range(300)]
-    for handle in made_up:
-        for call in ("outbox_ack(%s)", "outbox_nack(%s, '00000000-0000-0000-0000-000000000000')", "outbox_renew(%s)",
-                     "outbox_release(%s)", "outbox_record(%s)"):
+    made_up += [".".join(str(n + step * (i == place)) for i, n in enumerate(numbers)) for place in range(len(numbers)) for step in (1, -1)]
+    made_up.append(not_committed := f"{batch_and_events}:{int(transaction) + 1000000}")
+    succeeded = set()
+    for handle in [batch, *made_up]:
+        for call in ("outbox_ack(%s)", f"outbox_nack(%s, '{event_id}')", "outbox_record(%s)", "outbox_renew(%s)", "outbox_release(%s)"):
             try:
                 run(session, "BEGIN")
                 run(session, f"SELECT {call}", handle)
-                assert handle == batch or rng, handle
+                succeeded.add(call)
+                if call.startswith(("outbox_renew", "outbox_release")):
+                    assert handle.split(".")[:3] == batch.split(".")[:3], (call, handle, batch)
+                else:
+                    assert handle.partition(":")[0] == batch_and_events and handle != not_committed, (call, handle, batch)
             except psycopg2.Error as error:
                 assert error.pgcode in ("RS209", "RS210", "RS211"), (handle, error)
             run(session, "ROLLBACK")
+    assert len(succeeded) == 5
     assert db.value("SELECT outbox_ack(%s)", batch) == 10
 
 
