@@ -189,6 +189,7 @@ def test_lists_without_measure(db):
             ("SELECT outbox_emit(NULL, 'e', 't', '{}', headers => jsonb_build_object('h', repeat('v', 200000000)))", "RS105"),
             ("SELECT outbox_emit(NULL, 'e', repeat('t', 200000000), '{}')", "RS104"),
             ("SELECT outbox_emit(NULL, 'e', 't', to_jsonb(repeat('v', 200000000)))", "RS103"),
+            ("SELECT outbox_emit(NULL, 'e', 't', to_jsonb(repeat(E'\\x01', 180000)))", "RS103"),  # a byte is six as JSON
             ("SELECT idem_begin(repeat('k', 200000000), 'h'::text)", "RS002"),
             ("SELECT idem_begin('k', repeat('h', 200000000)::text)", "RS003"),
             ("SELECT idem_begin('k', 'h'::text, also_accept => array_fill('h'::text, '{1000000}'))", "RS008"),
