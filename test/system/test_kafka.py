@@ -1,8 +1,9 @@
 """Kind kafka end to end: a real worker, a real broker."""
 import pytest
 
-from brokers.contract import Contract, await_delivery, backs_off, create, emit
-from brokers.kafka import Kafka
+from brokers.contract import Contract, await_delivery, backs_off, create, emit, status
+from brokers.kafka import TOPIC, Kafka
+from test_security_injection import emit_evil, settled
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +38,12 @@ def test_a_topic_made_from_the_event(db, broker):
         ("event-1", '"shop.größer" is not a name of a topic', 1), ("event-3", '"shop.no / such" is not a name of a topic', 1)]
     ids = {event_id for event_id, in db.sql("SELECT event_id::text FROM outbox_events WHERE event_type = 'paid'")}
     assert {m.headers["event-id"] for m in broker.messages("shop.paid")} == ids
+
+
+def test_no_text_frames_a_topic(db, broker):
+    """None of them is part of a name: nothing gets into the topic that its beginning names."""
+    before = len(broker.read())
+    create(db, "d", "kafka", broker.options() | {"topic": TOPIC + "{ordering_key}"}, max_attempts=1)
+    settled(db, count := emit_evil(db))
+    assert status(db, "d")["dead"] == count and len(broker.read()) == before
+

@@ -4,6 +4,7 @@ import pytest
 from brokers.contract import Contract, await_delivery, backs_off, create, emit, messages, status
 from brokers.rabbitmq import RabbitMQ
 from conftest import eventually
+from test_security_injection import emit_evil, settled
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("rabbitmq")]
 
@@ -56,3 +57,14 @@ def test_a_route_that_is_no_name(db, broker):
     assert dict(db.sql("SELECT event_key, reason FROM outbox_dead_letters WHERE attempts = 1")) == {
         "without": 'routing key: the event has no header "region", which its route is made from',
         "long": "routing key: a name of 261 bytes is longer than the 255 bytes that AMQP allows"}
+
+
+def test_no_text_frames_a_routing_key(db, broker):
+    """It may be any text that is short enough: the server gets it bit for bit."""
+    broker.drain()  # what other tests have left
+    create(db, "d", "rabbitmq", broker.options() | {"routing_key": "{ordering_key}"}, max_attempts=1)
+    count = emit_evil(db)
+    settled(db, count)
+    keys = dict(db.sql("SELECT event_id::text, ordering_key FROM outbox_events WHERE ordering_key IS NOT NULL"))
+    arrived = [(properties.message_id, method.routing_key) for method, properties, _ in broker.drain()]
+    assert sorted(arrived) == sorted(keys.items()) and status(db, "d")["dead"] == count - len(keys)

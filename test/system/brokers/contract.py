@@ -23,6 +23,7 @@ from brokers.broker import Broker, Message  # noqa: F401
 from conftest import eventually, run
 from receiver import Receiver
 from relay_process import Relay
+from test_security_injection import emit_evil
 
 EVENTS, KEYS = 10_000, 100
 
@@ -136,6 +137,16 @@ class Contract:
             assert m == Message(ids[value.key], value.key, value.key, value.key, value.type, value.stored,
                                 value.extensions()), value.about
         closing.balance(db, "d", [m.id for m in received], committed=odd_values.ACCEPTED)
+
+    def test_no_text_frames_a_message(self, db, broker):
+        """Line breaks and commands in each place that takes a text: one message, and the text in it bit for bit."""
+        before = len(broker.read())
+        create(db, "d", broker.kind, broker.options_for_any_type())
+        count = emit_evil(db)
+        await_delivery(db, "d", count)
+        received = messages(db, broker)
+        assert len(broker.read()) - before == len(received) == count
+        assert_complete_and_in_order(db, received)
 
     def test_ten_thousand_events_arrive_complete_and_in_key_order(self, db, broker):
         create(db, "d", broker.kind, broker.options(), shards=2)
