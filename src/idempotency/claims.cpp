@@ -40,6 +40,7 @@ constinit Registry *registry = nullptr;
 
 Registry &open_registry() {
   if (registry) return *registry;
+  pg::ask_before_others();
   MemoryContext memory =
       AllocSetContextCreate(TopTransactionContext, "retrysafe claims", ALLOCSET_SMALL_SIZES);
   auto *fresh = static_cast<Registry *>(MemoryContextAllocZero(memory, sizeof(Registry)));
