@@ -5,7 +5,8 @@ import json
 import psycopg2
 import pytest
 
-from conftest import eventually, run
+from conftest import cluster, database_on, eventually, run
+from copies import as_postgres
 from hostile import refused
 from test_security_access import RELATIONS
 
@@ -35,11 +36,72 @@ def test_who_may_write_to_all_tables_becomes_no_superuser(db, role):
     with pytest.raises(psycopg2.errors.InsufficientPrivilege), session.cursor() as cursor:
         cursor.copy_expert("COPY retrysafe.outbox_kinds FROM STDIN", io.StringIO("k\tlib\t[]\n"))
     assert db.sql("TABLE outbox_destinations") == before and db.sql("TABLE outbox_kinds") == []
-    # Replication and restores that switch triggers off do not switch this one off.
-    assert db.value("SELECT bool_and(tgenabled = 'A') FROM pg_trigger WHERE tgname = 'only_the_owner_writes'")
+    # Nor with the right that pg_write_all_data lacks.
+    db.sql(f"GRANT TRUNCATE ON retrysafe.outbox_destinations, retrysafe.outbox_kinds TO {mallory}")
+    for table in ("outbox_destinations", "outbox_kinds"):
+        refused(session, f"TRUNCATE retrysafe.{table}")
+    assert db.sql("TABLE outbox_destinations") == before
     db.sql("SELECT outbox_alter_destination('d', max_attempts => 3)")
     admin = role("admin")
     run(db.connect(user=admin), "SELECT outbox_create_destination('p', 'pull'), outbox_pause('p'), outbox_drop_destination('p')")
+
+
+@pytest.fixture(scope="module")
+def logical():
+    with cluster("wal_level = logical", "max_worker_processes = 16", "wal_retrieve_retry_interval = 100ms") as server:
+        yield server
+
+
+FORGED = """777, 'forged', 'function', '{"function": "evil.f(jsonb)"}', NULL, 1, 1, '1s', '1s', 'block', 1, 1024, '1s', true, false,
+            NULL, 'postgres'"""
+
+
+@pytest.mark.parametrize("write", (
+    f"INSERT INTO outbox_destinations OVERRIDING SYSTEM VALUE VALUES ({FORGED})",
+    "UPDATE outbox_destinations SET run_as = 'postgres', options = '{\"function\": \"evil.f(jsonb)\"}'",
+    "DELETE FROM outbox_destinations", "TRUNCATE outbox_destinations",
+    "INSERT INTO outbox_kinds VALUES ('k', 'pg_hook_me', '[]')"), ids=("insert", "update", "delete", "truncate", "kind"))
+def test_nor_does_the_owner_of_a_subscription(logical, write):
+    """A subscription writes with the rights of its owner, and what it applies fires few triggers. The publisher is anybody's,
+    who names tables as ours are named."""
+    with database_on(logical) as db, database_on(logical) as publisher:
+        for database in (db, publisher):
+            database.sql("CREATE FUNCTION public.harmless(event jsonb) RETURNS void LANGUAGE sql AS 'SELECT'")
+            database.sql("SELECT outbox_create_destination('d', 'function', '{\"function\": \"public.harmless\"}')")
+        before = db.sql("TABLE outbox_destinations")
+        publisher.sql("CREATE PUBLICATION p FOR TABLE outbox_destinations, outbox_kinds")
+        publisher.sql("SELECT pg_create_logical_replication_slot('forger', 'pgoutput')")
+        # Its owner was a superuser once; from 16 on pg_create_subscription is enough.
+        db.sql("CREATE ROLE forger LOGIN SUPERUSER")
+        options = "run_as_owner = true, password_required = false, " if db.connect().server_version >= 160000 else ""
+        run(db.connect(user="forger"), f"CREATE SUBSCRIPTION s CONNECTION '{logical.dsn(publisher.name)}' PUBLICATION p WITH"
+                                       f" ({options}enabled = false, copy_data = false, create_slot = false,"
+                                       " slot_name = forger, disable_on_error = true)")
+        try:
+            db.sql("ALTER ROLE forger NOSUPERUSER")
+            db.sql("GRANT pg_write_all_data, pg_read_all_data TO forger")
+            db.sql("GRANT TRUNCATE ON outbox_destinations, outbox_kinds TO forger")
+            publisher.sql(write)
+            said = len(logical.log())
+            db.sql("ALTER SUBSCRIPTION s ENABLE")
+            eventually(lambda: not db.value("SELECT subenabled FROM pg_subscription WHERE subname = 's'")
+                       or (db.sql("TABLE outbox_destinations"), db.sql("TABLE outbox_kinds")) != (before, []))
+            assert db.sql("TABLE outbox_destinations") == before and db.sql("TABLE outbox_kinds") == []
+            assert "permission denied for table outbox_" in logical.log()[said:]
+        finally:
+            db.sql("DROP SUBSCRIPTION s")
+            db.sql("DROP OWNED BY forger; DROP ROLE forger")
+
+
+@pytest.mark.parametrize("options", ((), ("--disable-triggers",)), ids=("", "without triggers"))
+def test_a_restore_is_the_owners(server, db, role, options):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    dump = as_postgres(server.bindir() / "pg_dump", "--data-only", *options, server.dsn(db.name))
+    with database_on(server) as copy:
+        as_postgres(server.bindir() / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", server.dsn(copy.name), stdin=dump)
+        assert copy.sql("TABLE outbox_destinations") == db.sql("TABLE outbox_destinations")
+        db.sql(f"GRANT pg_write_all_data TO {(mallory := role())}")
+        refused(copy.connect(user=mallory), "DELETE FROM retrysafe.outbox_destinations")
 
 
 def test_who_may_write_to_all_tables_crashes_nothing(db, role):

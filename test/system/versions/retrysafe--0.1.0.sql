@@ -122,7 +122,8 @@ CREATE TABLE @extschema@.outbox_destinations (
 );
 
 -- What is in these two decides which code workers run, as which role, and where secrets go. Being allowed to write to all
--- tables, as members of pg_write_all_data are, must not lead there.
+-- tables, as members of pg_write_all_data are, must not lead there. What a subscription
+-- writes fires no triggers but those that are ALWAYS enabled, and for rows or for TRUNCATE.
 CREATE FUNCTION @extschema@.outbox_only_the_owner_writes() RETURNS trigger
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -131,17 +132,29 @@ BEGIN
     RAISE EXCEPTION 'permission denied for table %', TG_TABLE_NAME
       USING ERRCODE = 'insufficient_privilege', HINT = 'Use the functions of retrysafe for destinations and kinds.';
   END IF;
-  RETURN NULL;
+  IF TG_OP = 'DELETE' THEN
+    RETURN OLD;
+  END IF;
+  RETURN NEW;
 END
 $$;
 COMMENT ON FUNCTION @extschema@.outbox_only_the_owner_writes()
 IS 'keeps everybody but the owner of the extension from writing to a table, whatever rights they have';
-CREATE TRIGGER only_the_owner_writes BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.outbox_destinations
-  FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.outbox_only_the_owner_writes();
-CREATE TRIGGER only_the_owner_writes BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.outbox_kinds
-  FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.outbox_only_the_owner_writes();
-ALTER TABLE @extschema@.outbox_destinations ENABLE ALWAYS TRIGGER only_the_owner_writes;
-ALTER TABLE @extschema@.outbox_kinds ENABLE ALWAYS TRIGGER only_the_owner_writes;
+DO $$
+DECLARE
+  guarded text;
+BEGIN
+  FOREACH guarded IN ARRAY ARRAY['outbox_destinations', 'outbox_kinds'] LOOP
+    EXECUTE pg_catalog.format($q$
+      CREATE TRIGGER only_the_owner_writes BEFORE INSERT OR UPDATE OR DELETE ON @extschema@.%1$I
+        FOR EACH ROW EXECUTE FUNCTION @extschema@.outbox_only_the_owner_writes();
+      CREATE TRIGGER only_the_owner_truncates BEFORE TRUNCATE ON @extschema@.%1$I
+        FOR EACH STATEMENT EXECUTE FUNCTION @extschema@.outbox_only_the_owner_writes();
+      ALTER TABLE @extschema@.%1$I ENABLE ALWAYS TRIGGER only_the_owner_writes,
+        ENABLE ALWAYS TRIGGER only_the_owner_truncates$q$, guarded);
+  END LOOP;
+END
+$$;
 
 -- Who works a shard. A new row version per claim and per back-off, not per batch.
 CREATE TABLE @extschema@.outbox_shards (
