@@ -135,6 +135,22 @@ def test_access_is_granted_and_revoked(db, role):
     refused(session, "42501", f"SELECT retrysafe.retrysafe_grant('{other}', 'write')")
 
 
+def test_nobody_takes_the_rights_of_the_owner(db, role):
+    """Whatever others call runs with them, and the owner need not be a superuser."""
+    maker, owner = role(attributes="SUPERUSER"), role()
+    db.sql("DROP EXTENSION retrysafe; DROP SCHEMA retrysafe")
+    run(db.connect(user=maker), "CREATE SCHEMA retrysafe; CREATE EXTENSION retrysafe SCHEMA retrysafe")
+    db.sql(f"REASSIGN OWNED BY {maker} TO {owner}")
+    admin, service = db.connect(user=role("admin")), db.connect(user=role("write", "consume"))
+    run(admin, "SELECT retrysafe.outbox_create_destination('p', 'pull')")
+    for access in ("write", "consume", "relay", "monitor", "admin"):
+        assert "REASSIGN OWNED" in refused(
+            admin, "RS214", f"SELECT retrysafe.retrysafe_revoke('{owner}', '{access}')").diag.message_hint
+    run(service, "SELECT retrysafe.outbox_emit(NULL, 'e', 't', '{}')")
+    assert run(service, "SELECT event_key FROM retrysafe.outbox_fetch('p')") == [("e",)]
+    run(admin, f"SELECT retrysafe.retrysafe_grant('{role()}', 'monitor')")
+
+
 @pytest.mark.parametrize("function", ["retrysafe_grant", "retrysafe_revoke"])
 def test_grants_need_a_role_and_a_known_access(db, role, function):
     session = db.connect()

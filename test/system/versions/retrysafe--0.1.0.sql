@@ -899,6 +899,10 @@ DECLARE
   kept text[];
 BEGIN
   EXECUTE pg_catalog.format('SELECT %s.retrysafe_check_access($1, $2)', schema) USING role, access;
+  IF role = (SELECT extowner FROM pg_extension WHERE extname = 'retrysafe') THEN
+    RAISE EXCEPTION 'no access is taken from the owner of the extension'
+      USING ERRCODE = 'RS214', HINT = 'All calls run with the rights of the owner. REASSIGN OWNED makes another role the owner.';
+  END IF;
   -- Some functions belong to two accesses: what another access that the role holds includes stays. Revoking admin takes
   -- everything.
   EXECUTE pg_catalog.format(
