@@ -22,6 +22,7 @@ struct NewEvent {
   text *scope;
   text *idempotency_key;  // null: an outbox without a request
   text *event_key;        // null: the event gets the next number of its request
+  int32 number;           // 0: it has an event key
   text *event_type;
   text *ordering_key;
   Jsonb *payload;
@@ -32,14 +33,15 @@ struct NewEvent {
 
 constinit pg::Statement insert_into_scheduled{
     "INSERT INTO @.outbox_scheduled (scope, idempotency_key, event_key, event_type, ordering_key, payload, "
-    "headers, created_at, deliver_after) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) "
-    "ON CONFLICT (event_key, scope) DO NOTHING",
-    {TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
+    "headers, created_at, deliver_after, event_number, request) "
+    "VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) "
+    "ON CONFLICT (event_key, scope, request) DO NOTHING",
+    {TEXTOID, TEXTOID, TEXTOID, TEXTOID, TEXTOID, JSONBOID, JSONBOID, TIMESTAMPTZOID, TIMESTAMPTZOID, INT4OID,
+     XID8OID}};
 
-LogEntry log_entry(const NewEvent &event, int32 number = 0) {
-  return {GetCurrentTimestamp(), number,          event.scope,
-          event.idempotency_key, event.event_key, event.event_type,
-          event.ordering_key,    event.payload,   event.headers};
+LogEntry log_entry(const NewEvent &event) {
+  return {GetCurrentTimestamp(), event.number,       event.scope,   event.idempotency_key, event.event_key,
+          event.event_type,      event.ordering_key, event.payload, event.headers};
 }
 
 constinit bool emitted = false;
@@ -210,12 +212,16 @@ void require_same_content(const NewEvent &event, const FoundEvent &found) {
 
 // False when another transaction has written the event key meanwhile.
 bool insert_delayed(const NewEvent &event) {
+  const bool numbered = event.number != 0;
+  const FullTransactionId request = numbered ? GetTopFullTransactionId() : InvalidFullTransactionId;
   return pg::spi([&] {
            return insert_into_scheduled.run(
                {pg::value(event.scope), pg::value(event.idempotency_key), pg::value(event.event_key),
                 pg::value(event.event_type), pg::value(event.ordering_key), pg::value(event.payload),
                 pg::value(event.headers), pg::value(TimestampTzGetDatum(GetCurrentTimestamp())),
-                pg::value(TimestampTzGetDatum(event.deliver_after))});
+                pg::value(TimestampTzGetDatum(event.deliver_after)),
+                numbered ? pg::value(event.number) : pg::null_value(),
+                pg::value(FullTransactionIdGetDatum(request))});
          }) == 1;
 }
 
@@ -254,6 +260,10 @@ FoundEvent emit_now(const NewEvent &event, int64 *id) {
   return found;
 }
 
+[[noreturn]] void raise_not_taken() {
+  pg::raise(kRowRefused, pg::kRowRefusedHint, "the delayed event is not taken");
+}
+
 FoundEvent schedule(const NewEvent &event) {
   for (int refused = 0; refused < kRefusals; ++refused) {
     const FoundEvent found = find_event(PointerGetDatum(event.event_key), PointerGetDatum(event.scope));
@@ -263,7 +273,7 @@ FoundEvent schedule(const NewEvent &event) {
     require_free(Place::kLog, event);
     return FoundEvent{};
   }
-  pg::raise(kRowRefused, pg::kRowRefusedHint, "the delayed event is not taken");
+  raise_not_taken();
 }
 
 // The position, or false for a delayed event.
@@ -275,24 +285,25 @@ bool emit_with_key(const NewEvent &event, int64 *id) {
   return found.place == Place::kLog;
 }
 
-// Delayed events are few, and have to be found: they get their event key at once.
-text *numbered_key(const NewEvent &event, int32 number) {
+// Delayed events are few, and have to be found: they get the text at once.
+text *numbered_key(const NewEvent &event) {
   StringInfoData key;
   initStringInfo(&key);
-  append_numbered_key(&key, pg::bytes_of(event.idempotency_key), number);
+  append_numbered_key(&key, pg::bytes_of(event.idempotency_key), event.number);
   return cstring_to_text_with_len(key.data, key.len);
 }
 
 // Nothing to look up for a number that was given just now.
 bool emit(NewEvent *event, int64 *id) {
   if (event->event_key) return emit_with_key(*event, id);
-  const int32 number = idempotency::number_event({event->idempotency_key, event->scope});
-  if (event->delayed) {
-    event->event_key = numbered_key(*event, number);
-    return emit_with_key(*event, id);
-  }
+  event->number = idempotency::number_event({event->idempotency_key, event->scope});
   emitted = true;
-  *id = append_numbered(log_entry(*event, number));
+  if (event->delayed) {
+    event->event_key = numbered_key(*event);
+    if (!insert_delayed(*event)) raise_not_taken();
+    return false;
+  }
+  *id = append_numbered(log_entry(*event));
   return true;
 }
 

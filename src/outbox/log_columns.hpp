@@ -23,7 +23,7 @@ enum : AttrNumber {
 
 // From the scope on the same as in the log.
 namespace scheduled_column {
-enum : AttrNumber { kDeliverAfter = 1, kCreatedAt, kScope };
+enum : AttrNumber { kDeliverAfter = 1, kCreatedAt, kRequest, kEventNumber, kScope };
 }  // namespace scheduled_column
 
 namespace window_column {

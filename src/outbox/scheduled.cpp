@@ -34,8 +34,9 @@ constinit pg::Statement move_batch{
     "        AND (h.deliver_after, h.created_at) < (d.deliver_after, d.created_at))"
     "  RETURNING s.*"
     ") "
-    "SELECT last.deliver_after, last.created_at, m.scope, m.idempotency_key, m.event_key, m.event_type,"
-    " m.ordering_key, m.payload, m.headers, m.created_at"
+    "SELECT last.deliver_after, last.created_at, m.scope, m.idempotency_key,"
+    " CASE WHEN m.event_number IS NULL THEN m.event_key END, m.event_type,"
+    " m.ordering_key, m.payload, m.headers, m.created_at, coalesce(m.event_number, 0)"
     " FROM (SELECT deliver_after, created_at FROM due ORDER BY deliver_after DESC, created_at DESC LIMIT 1) "
     "last"
     " LEFT JOIN moved m ON true ORDER BY m.deliver_after, m.created_at",
@@ -60,7 +61,7 @@ LogEntry entry_of(const pg::Row &row) {
   const auto pointer = [&](int column) {
     return row.is_null(column) ? nullptr : DatumGetPointer(row.datum(column));
   };
-  return {DatumGetTimestampTz(row.datum(10)),         0,
+  return {DatumGetTimestampTz(row.datum(10)),         row.int32_at(11),
           reinterpret_cast<const text *>(pointer(3)), reinterpret_cast<const text *>(pointer(4)),
           reinterpret_cast<const text *>(pointer(5)), reinterpret_cast<const text *>(pointer(6)),
           reinterpret_cast<const text *>(pointer(7)), reinterpret_cast<const Jsonb *>(pointer(8)),
@@ -87,10 +88,14 @@ bool move_one_batch(TimestampTz now, MovedBatch *batch) {
     if (rows == 0) return false;
     batch->deliver_after = DatumGetTimestampTz(pg::Row(0).datum(1));
     batch->created_at = DatumGetTimestampTz(pg::Row(0).datum(2));
-    batch->moved = pg::Row(0).is_null(5) ? 0 : static_cast<int64>(rows);
+    batch->moved = pg::Row(0).is_null(3) ? 0 : static_cast<int64>(rows);
     for (int64 i = 0; i < batch->moved; ++i) {
+      const LogEntry entry = entry_of(pg::Row(static_cast<uint64>(i)));
       int64 id;
-      (void)append_to_log(entry_of(pg::Row(static_cast<uint64>(i))), Repetition::kPossible, nullptr, &id);
+      if (entry.event_number == 0)
+        (void)append_to_log(entry, Repetition::kPossible, nullptr, &id);
+      else
+        (void)append_numbered(entry);
     }
     return true;
   });
@@ -136,10 +141,14 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_cancel) {
   const Datum event_key = PG_GETARG_DATUM(0);
   const Datum scope = PG_GETARG_DATUM(1);
   // Found by index first: a search by SQL would take predicate locks on its neighbours under SERIALIZABLE.
-  FoundEvent found = find_scheduled_event(event_key, scope);
-  if (found.place == Place::kNowhere) PG_RETURN_BOOL(false);
-  const uint64 deleted = pg::spi([&] {
-    return delete_event.run({pg::value(PointerGetDatum(&found.tid)), pg::value(event_key), pg::value(scope)});
-  });
-  PG_RETURN_BOOL(deleted == 1);
+  // There are several where an idempotency key was used again: numbers are given again then.
+  for (bool cancelled = false;; cancelled = true) {
+    FoundEvent found = find_scheduled_event(event_key, scope);
+    if (found.place == Place::kNowhere) PG_RETURN_BOOL(cancelled);
+    const uint64 deleted = pg::spi([&] {
+      return delete_event.run(
+          {pg::value(PointerGetDatum(&found.tid)), pg::value(event_key), pg::value(scope)});
+    });
+    if (deleted == 0) PG_RETURN_BOOL(cancelled);
+  }
 }

@@ -251,7 +251,39 @@ def test_delayed_ones_are_known_by_their_text(own_db):
     db.sql("UPDATE outbox_scheduled SET deliver_after = clock_timestamp()")
     client = Client(db)
     assert client.drain() == ["k~1", "k~4", "k~2"]
-    assert [key for key, _, _ in log(db)] == ["k~1", "k~4", "k~2"]
+    assert log(db) == [("k~1", 1, "1"), ("k~4", 4, "4"), ("k~2", 2, "2")]
+
+
+@pytest.mark.parametrize("again", ["1", "2"])
+def test_delayed_ones_of_a_key_that_is_used_again(own_db, again):
+    """Delayed or not, they are not looked for: not while the first one waits, not when it has been moved, whatever they say."""
+    db = own_db
+    create(db)
+    client = Client(db)
+
+    def delayed(payload):
+        request(db, "k", payload, ordering_key="o", deliver_after="2100-01-01")
+        forget(db, "k")
+
+    def come_due():
+        db.sql("UPDATE outbox_scheduled SET deliver_after = clock_timestamp()")
+        assert client.fetch() == [], "it moves them: they are there when it has committed"
+        return client.drain()
+
+    delayed("1")
+    assert come_due() == ["k~1"]
+    delayed(again)
+    delayed("1")
+    assert db.sql("SELECT event_key, payload::text FROM outbox_scheduled_events ORDER BY created_at") == [("k~1", again), ("k~1", "1")]
+    assert come_due() == ["k~1"] * 2
+    assert log(db) == [("k~1", 1, "1"), ("k~1", 1, again), ("k~1", 1, "1")]
+    delayed("1")
+    delayed(again)
+    assert db.value("SELECT outbox_cancel('k~1')"), "all that have the key"
+    assert not db.value("SELECT outbox_cancel('k~1')")
+    assert come_due() == []
+    request(db, "k", again)
+    assert client.drain() == ["k~1"]
 
 
 # -- rings, indexes, encodings --

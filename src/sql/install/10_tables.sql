@@ -63,15 +63,17 @@ CREATE TABLE @extschema@.outbox_log (
 CREATE TABLE @extschema@.outbox_scheduled (
   deliver_after   timestamptz NOT NULL,
   created_at      timestamptz NOT NULL,
+  request         xid8 NOT NULL DEFAULT '0', -- the transaction that gave the number, since another one may give it again
+  event_number    integer,               -- as in the log; null: there is one event of the event key, of request 0
   scope           text COLLATE "C" NOT NULL,
   idempotency_key text COLLATE "C",
-  event_key       text COLLATE "C" NOT NULL,
+  event_key       text COLLATE "C" NOT NULL, -- of a numbered event too: it is cancelled by that text
   event_type      text COLLATE "C" NOT NULL,
   ordering_key    text COLLATE "C",
   payload         jsonb,
   headers         jsonb
 );
-CREATE UNIQUE INDEX outbox_scheduled_event_key ON @extschema@.outbox_scheduled (event_key, scope);
+CREATE UNIQUE INDEX outbox_scheduled_event_key ON @extschema@.outbox_scheduled (event_key, scope, request);
 -- Where there is a publication of all tables the server lets nobody remove rows that nothing tells apart.
 ALTER TABLE @extschema@.outbox_scheduled REPLICA IDENTITY USING INDEX outbox_scheduled_event_key;
 CREATE INDEX outbox_scheduled_deliver_after ON @extschema@.outbox_scheduled (deliver_after, created_at);
