@@ -39,6 +39,11 @@ int64 id_of(pg::IndexScan *scan) {
   return DatumGetInt64(scan->datum(parked_column::kId, &null));
 }
 
+uint64 txid_of(pg::IndexScan *scan) {
+  bool null;
+  return DatumGetUInt64(scan->datum(parked_column::kTxid, &null));
+}
+
 const char *ordering_key_of(pg::IndexScan *scan) {
   bool null;
   const Datum key = scan->datum(parked_column::kOrderingKey, &null);
@@ -81,7 +86,7 @@ Event event_at(pg::IndexScan *scan, const Uuid &log, bool bodies) {
   bool null;
   Event event = read_event(scan->slot, kParkedColumns, log, bodies);
   event.id = id_of(scan);
-  event.txid = DatumGetUInt64(scan->datum(parked_column::kTxid, &null));
+  event.txid = txid_of(scan);
   event.parked = true;
   event.attempts = DatumGetInt32(scan->datum(parked_column::kAttempts, &null));
   const int32 given_back = DatumGetInt32(scan->datum(parked_column::kGivenBack, &null));
@@ -92,8 +97,8 @@ Event event_at(pg::IndexScan *scan, const Uuid &log, bool bodies) {
 
 }  // namespace
 
-int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, int32 most, int64 bytes,
-                      Event *events) {
+int32 read_due_parked(const Destination &d, int32 shard, const OpenWindow &open, const Uuid &log, int32 most,
+                      int64 bytes, Event *events) {
   const pg::Extension &e = pg::extension();
   ::Snapshot snapshot = pg::latest_snapshot_of(e.outbox_parked);
   ScanKeyData keys[3];
@@ -103,6 +108,7 @@ int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, int32 
                          TimestampTzGetDatum(GetCurrentTimestamp()));
   pg::IndexScan due = pg::begin_scan(e.outbox_parked, e.outbox_parked_due, snapshot, keys, 3);
   int32 count = 0;
+  const auto got_past = [&](pg::IndexScan *scan) { return open.is_done(id_of(scan), txid_of(scan)); };
   const auto add = [&](pg::IndexScan *scan) {
     events[count] = event_at(scan, log, true);
     bytes -= body_size(events[count]);
@@ -113,14 +119,14 @@ int32 read_due_parked(const Destination &d, int32 shard, const Uuid &log, int32 
   for (int looked_at = 0; room && looked_at < kDueBound && due.next(); ++looked_at) {
     const char *key = ordering_key_of(&due);
     const int64 head = id_of(&due);
-    if (key && first_holder(d, shard, key, snapshot) != head) continue;
+    if (key && (!got_past(&due) || first_holder(d, shard, key, snapshot) != head)) continue;
     room = add(&due);
     if (!key) continue;
     const int64 dead = d.block_when_exhausted
                            ? first_of_key(e.outbox_parked_dead, d.destination, shard, key, snapshot)
                            : PG_INT64_MAX;
     pg::IndexScan behind = scan_key(e.outbox_parked_waiting, d.destination, shard, key, head, snapshot);
-    while (room && behind.next() && id_of(&behind) < dead) room = add(&behind);
+    while (room && behind.next() && id_of(&behind) < dead && got_past(&behind)) room = add(&behind);
     behind.end();
   }
   due.end();

@@ -8,6 +8,7 @@
 
 #include "outbox/engine.hpp"
 #include "outbox/log_identity.hpp"
+#include "outbox/window.hpp"
 #include "pg/server.hpp"
 
 namespace retrysafe::outbox {
@@ -15,9 +16,11 @@ namespace retrysafe::outbox {
 // --- reading: by index, under a snapshot of now ------------------------------------------------------------
 
 // Parked events that may be sent now: each due head of a key and the blocked ones behind it, in order; at
-// most `most`, and no more than `bytes` of payloads and headers unless it is one event. Returns how many.
-int32 read_due_parked(const Destination &destination, int32 shard, const Uuid &log, int32 most, int64 bytes,
-                      Event *events);
+// most `most`, and no more than `bytes` of payloads and headers unless it is one event. Of a key only those
+// that the shard, which stands at `open`, has got past: before others the log may still have events of the
+// key. Returns how many.
+int32 read_due_parked(const Destination &destination, int32 shard, const OpenWindow &open, const Uuid &log,
+                      int32 most, int64 bytes, Event *events);
 
 // One that waits, by its position; false when it does not, or does not exist.
 bool read_waiting(int32 destination, int32 shard, const Uuid &log, int64 id, Event *event);

@@ -141,20 +141,22 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
   batch->claim = claim;
   batch->log = era.log;
 
+  const Cursor cursor = load_cursor(claim.destination, claim.shard);
+  batch->seq = cursor.seq;
+  OpenWindow open = open_window(d, claim.shard, cursor, era);
+
   // At most half of a batch, so that a long queue of retries and the log do not starve each other. Where a
   // batch is one event, chance decides which of the two is looked at first.
   const bool log_first = max_events == 1 && (pg::random_uint32() & 1) != 0;
   const int32 parked_most = std::clamp<int32>(max_events / 2, 1, BatchHandle::kMaxParked);
   auto *parked = static_cast<Event *>(palloc(sizeof(Event) * parked_most));
   const auto read_parked = [&] {
-    return read_due_parked(d, claim.shard, era.log, parked_most, max_bytes / 2, parked);
+    return read_due_parked(d, claim.shard, open, era.log, parked_most, max_bytes / 2, parked);
   };
   int32 parked_count = log_first ? 0 : read_parked();
   int64 bytes_left = max_bytes;
   for (int32 i = 0; i < parked_count; ++i) bytes_left -= body_size(parked[i]);
 
-  const Cursor cursor = load_cursor(claim.destination, claim.shard);
-  batch->seq = cursor.seq;
   const Limits limits{max_events - parked_count, bytes_left, kRowsPerRead, true, parked_count > 0};
   if (limits.events == 0 || limits.bytes <= 0) {
     only_parked(batch, cursor, parked, parked_count);
@@ -168,9 +170,7 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
     return batch;
   };
   const ShardKey key{claim.destination, claim.shard};
-  OpenWindow open;
-  for (;;) {
-    open = open_window(d, claim.shard, cursor, era);
+  for (;; open = open_window(d, claim.shard, cursor, era)) {
     if (is_kept_for_standby(key, open)) return without_log();
     Range range = read_range(d, claim.shard, open, PG_INT64_MAX, era.log, limits);
     if (goes_with_what_came_since(key, open, range)) {

@@ -17,6 +17,10 @@ struct OpenWindow {
   bool stored;            // has its row in outbox_windows
   int64 position;         // all up to here is done
   bool reopened = false;  // to be stored in the place of a row of its number, if there is one
+
+  bool is_done(int64 id, uint64 txid) const {
+    return window.done->contains(id, txid) || (id <= position && window.holds(id, txid));
+  }
 };
 
 // The window of a cursor: the stored one while there is something left of it, else a new one that begins now.

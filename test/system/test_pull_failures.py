@@ -100,6 +100,58 @@ def test_an_earlier_event_can_fail_after_a_later_one(db):
     assert client.fetch() == ["a1", "a2", "a3"]
 
 
+@pytest.mark.parametrize("goes_on", ["it", "another after a release", "another after the lease"])
+@pytest.mark.parametrize("most", [1, 100])
+def test_a_refused_event_does_not_overtake_what_was_not_sent(db, goes_on, most):
+    """A client looks through its batch before it sends, and gives back what it finds; then it does not send."""
+    create(db)
+    emit(db, "k1", "k2", "k3", ordering_key="k")
+    client = Client(db)
+    client.fetch()
+    assert client.nack("k2") == 2
+    if goes_on != "it":
+        if goes_on.endswith("release"):
+            run(client.connection, "SELECT outbox_release(%s)", client.batch)
+        else:
+            expire(db)
+        client = Client(db)
+    assert client.drain(most) == ["k1", "k2", "k3"]
+    assert db.sql("SELECT delivered, parked_retry, parked_blocked FROM outbox_status") == [(3, 0, 0)]
+
+
+def test_what_waits_behind_a_dead_event_does_not_overtake_what_was_not_sent(db):
+    create(db)
+    emit(db, "k1", "k2", "k3", ordering_key="k")
+    client = Client(db)
+    client.fetch()
+    assert client.nack("k2", dead=True) == 2
+    assert client.drain() == ["k1", "k3"]
+
+
+@pytest.mark.parametrize("on_exhausted", ["dead_letter", "block"])
+def test_a_dead_event_that_is_sent_again_does_not_overtake_what_was_not_sent(db, on_exhausted):
+    create(db, on_exhausted=on_exhausted)
+    emit(db, "k1", "k2", "k3", ordering_key="k")
+    client = Client(db)
+    client.fetch()
+    client.nack("k2", dead=True)
+    db.sql("SELECT outbox_retry('d')")
+    assert client.drain() == ["k1", "k2", "k3"]
+
+
+def test_an_event_behind_one_that_is_sent_again_does_not_overtake_what_was_not_sent(db):
+    create(db)
+    emit(db, "k1", "k2", "k3", ordering_key="k")
+    client = Client(db)
+    assert client.fetch(1) == ["k1"]
+    client.nack("k1", dead=True)
+    client.ack()
+    assert client.fetch() == ["k2", "k3"]
+    client.nack("k3")
+    db.sql("SELECT outbox_retry('d')")
+    assert client.drain() == ["k1", "k2", "k3"]
+
+
 def test_acknowledging_one_by_one_while_events_of_the_key_come_again(db):
     create(db)
     emit(db, "a1", "a2", "a3", ordering_key="a")
