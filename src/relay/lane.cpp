@@ -178,6 +178,7 @@ void Lane::load() {
         dead_letters_ = answer.text(0, 6) == "block" ? Dispatcher::DeadLetters::kBlock
                                                      : Dispatcher::DeadLetters::kStepOver;
         database_ = answer.text(0, 7);
+        schema_ = session_.schema();
         in_database_ = kind_ != "pull";
         load_option_list();
       });
@@ -372,7 +373,10 @@ void Lane::ask_for_events() {
         if (answer.lost() || number != fetches_) return;
         if (state_ == State::kReleasing && answer.good() && answer.rows() > 0)
           return give_back(answer.text(0, 0));
-        if (state_ != State::kFetching) return;
+        if (state_ != State::kFetching) {
+          asked_ahead_ = false;  // what was to be recorded before it was not yet
+          return;
+        }
         if (!answer.good()) return refused("fetch events", answer, State::kFetching);
         // What is left of a lease that was not renewed is half of it, at least.
         lease_ends_at_ = asked_at + lease_ / 2;
@@ -387,6 +391,7 @@ void Lane::fetched(Answer answer) {
   if (answer.rows() == 0) return nothing_to_do();
   batch_.emplace(std::move(answer.result), database_);
   handles_[batch_->shard()] = batch_->handle();
+  reload_ = reload_ || session_.schema() != schema_;
   if (stopping_ || reload_) {  // not acknowledged, it comes again
     batch_.reset();
     lease_ends_at_ = renew_at_ = kNever;
@@ -588,7 +593,7 @@ void Lane::refused(const char *what, const Answer &answer, State again) {
   const bool unknown =
       answer.sqlstate == kUnknownDestination.sqlstate || answer.sqlstate == kNotFetchable.sqlstate;
   if (!runs_on() || (unknown && !opened_)) return finish(unknown ? End::kConfiguration : End::kDatabase);
-  again_ = again;
+  again_ = unknown ? State::kLoading : again;  // the next one of that name is another
   state_ = State::kResting;
   rest_until_ = now_ms() + std::min(kRest << std::min(errors_, 10), kRestMax);
   ++errors_;

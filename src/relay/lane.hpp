@@ -125,6 +125,7 @@ class Lane {
 
   // The destination as it was loaded.
   std::string version_, kind_, library_, database_;
+  std::string schema_;  // of the extension: in another one the extension may be another as well
   bool in_database_ = false;
   std::deque<std::string> option_texts_;  // what option_list_ views
   std::vector<OptionDescription> option_list_;

@@ -78,6 +78,12 @@ constexpr const char *kFindExtension =
     "SELECT pg_catalog.quote_ident(n.nspname) || '.'"
     " FROM pg_catalog.pg_extension e JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace"
     " WHERE e.extname = 'retrysafe'";
+constexpr const char *kNotInstalled = "the extension retrysafe is not installed in this database";
+
+// A name that stands for nothing, for something else, or for what is not ours to use.
+bool is_about_names(std::string_view sqlstate) {
+  return sqlstate.starts_with("42") || sqlstate.starts_with("3F");
+}
 
 }  // namespace
 
@@ -205,7 +211,7 @@ void Session::prepare() {
   send(kFindExtension, {}, false, kStatementTimeout, [this](const Answer &answer) {
     if (answer.lost() || state_ != State::kPreparing) return;
     if (!answer.good()) return fail(answer.message);
-    if (answer.rows() == 0) return fail("the extension retrysafe is not installed in this database");
+    if (answer.rows() == 0) return fail(kNotInstalled);
     schema_ = answer.text(0, 0);
     const char *encoding = PQparameterStatus(connection_, "server_encoding");
     utf8_ = encoding && std::string_view(encoding) == "UTF8";
@@ -215,24 +221,33 @@ void Session::prepare() {
   });
 }
 
-void Session::send(std::string_view sql, const std::vector<Parameter> &parameters, bool binary,
-                   Milliseconds timeout, Callback callback) {
+void Session::send(std::string_view sql, std::vector<Parameter> parameters, bool binary, Milliseconds timeout,
+                   Callback callback) {
+  send({std::string(sql), std::move(parameters), binary, timeout, std::move(callback)});
+}
+
+void Session::send(Statement statement) {
   std::string text;
-  for (const char c : sql)
+  for (const char c : statement.sql)
     if (c == '@')
       text += schema_;
     else
       text += c;
+  const bool names_schema = text != statement.sql;
   std::vector<const char *> values;
-  values.reserve(parameters.size());
-  for (const Parameter &parameter : parameters) values.push_back(parameter ? parameter->c_str() : nullptr);
+  values.reserve(statement.parameters.size());
+  for (const Parameter &parameter : statement.parameters)
+    values.push_back(parameter ? parameter->c_str() : nullptr);
+  const int format = statement.binary ? 1 : 0;
+  const Milliseconds deadline = now_ms() + statement.timeout;
   const auto [known, fresh] = prepared_.try_emplace(std::move(text));
   if (fresh) known->second = "s" + std::to_string(++prepared_in_all_);
-  sent_.push_back({known->second, std::move(callback), now_ms() + timeout, {}});
+  sent_.push_back(
+      {std::move(statement), known->second, names_schema ? schema_ : std::string(), deadline, {}});
   const char *name = known->second.c_str();
   if ((fresh && PQsendPrepare(connection_, name, known->first.c_str(), 0, nullptr) != 1) ||
       PQsendQueryPrepared(connection_, name, static_cast<int>(values.size()), values.data(), nullptr, nullptr,
-                          binary ? 1 : 0) != 1 ||
+                          format) != 1 ||
       PQpipelineSync(connection_) != 1 || PQflush(connection_) < 0)
     fail(one_line(PQerrorMessage(connection_)));
 }
@@ -260,7 +275,7 @@ void Session::take(Result result) {
       return;  // it could not be prepared
     if (status != PGRES_TUPLES_OK && status != PGRES_COMMAND_OK) {
       // Whatever is wrong with it, the next one is looked at afresh: the extension may be another by now.
-      std::erase_if(prepared_, [&](const auto &p) { return p.second == first.statement; });
+      std::erase_if(prepared_, [&](const auto &p) { return p.second == first.name; });
       const char *state = PQresultErrorField(result.get(), PG_DIAG_SQLSTATE);
       const char *message = PQresultErrorField(result.get(), PG_DIAG_MESSAGE_PRIMARY);
       const char *hint = PQresultErrorField(result.get(), PG_DIAG_MESSAGE_HINT);
@@ -273,7 +288,24 @@ void Session::take(Result result) {
   }
   Sent done = std::move(first);
   sent_.pop_front();
-  done.callback(std::move(done.answer));
+  if (!done.schema.empty() && is_about_names(done.answer.sqlstate)) return look_again(std::move(done));
+  done.statement.callback(std::move(done.answer));
+}
+
+// An error of a statement that named the right schema is what it is.
+void Session::look_again(Sent refused) {
+  send(kFindExtension, {}, false, kStatementTimeout,
+       [this, refused = std::make_shared<Sent>(std::move(refused))](const Answer &answer) {
+         const bool gone = answer.good() && answer.rows() == 0;
+         if (answer.good() && !gone) schema_ = answer.text(0, 0);
+         if (answer.lost() || gone)
+           refused->statement.callback(Answer{});
+         else if (schema_ == refused->schema)
+           refused->statement.callback(std::move(refused->answer));
+         else
+           send(std::move(refused->statement));
+         if (gone) fail(kNotInstalled);
+       });
 }
 
 void Session::fail(const std::string &reason) {
@@ -291,7 +323,7 @@ void Session::fail(const std::string &reason) {
   connect_at_ = now_ms() + (nowhere ? rest : 0);
   std::deque<Sent> lost;
   lost.swap(sent_);
-  for (Sent &sent : lost) sent.callback(Answer{});
+  for (Sent &sent : lost) sent.statement.callback(Answer{});
   on_failure_(reason, nowhere);
 }
 

@@ -3,6 +3,10 @@
 // Nothing here waits: turn() does what can be done. Statements are sent at once and answered in order, each
 // in a transaction of its own; several may be under way. When the connection breaks every statement that was
 // not answered yet is answered as lost, and nobody knows what became of it.
+//
+// The schema may be renamed, or the extension made anew in another one. So when a name in a statement stands
+// for nothing, the extension is looked up again, and the statement, which has done nothing, is sent again if
+// it is elsewhere. Then those behind it may be answered first.
 #pragma once
 
 #include <libpq-fe.h>
@@ -81,7 +85,7 @@ class Session {
   using Parameter = std::optional<std::string>;
   // When ready. Texts are few: each is prepared, once. `@` in the text stands for the schema. `binary`: the
   // form of the answer. An answer that takes longer than `timeout` counts as a broken connection.
-  void send(std::string_view sql, const std::vector<Parameter> &parameters, bool binary, Milliseconds timeout,
+  void send(std::string_view sql, std::vector<Parameter> parameters, bool binary, Milliseconds timeout,
             Callback callback);
 
   void turn(Milliseconds now);
@@ -91,15 +95,25 @@ class Session {
 
  private:
   enum class State { kDown, kConnecting, kPreparing, kReady };
-  struct Sent {
-    std::string statement;  // as it is prepared
+  struct Statement {
+    std::string sql;
+    std::vector<Parameter> parameters;
+    bool binary;
+    Milliseconds timeout;
     Callback callback;
+  };
+  struct Sent {
+    Statement statement;
+    std::string name;    // as it is prepared
+    std::string schema;  // that its text names; empty: none
     Milliseconds deadline;
     Answer answer;
   };
 
   void connect(Milliseconds now);
   void prepare();
+  void send(Statement statement);
+  void look_again(Sent refused);
   void read();
   void take(Result result);
   void fail(const std::string &reason);

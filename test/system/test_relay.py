@@ -612,6 +612,127 @@ def test_the_first_host_that_takes_writes(db):
         eventually(lambda: len(destination.attempts(DELIVERED)) == 2)
 
 
+# --- the extension goes elsewhere -------------------------------------------------------------------------------
+
+
+def rename_schema(db, before, now):
+    db.sql(f"ALTER SCHEMA {before} RENAME TO {now}")
+    db.sql(f"ALTER DATABASE {db.name} SET search_path = {now}, public")
+
+
+def complaints(process):
+    return [line for line in process.lines() if line["level"] in ("warning", "error")]
+
+
+def test_the_schema_is_renamed(db):
+    destination = null(db, lease="'1 hour'")
+    with relay(db, "d") as process:
+        process.ready()
+        emit_many(db, 1)
+        eventually(lambda: status(db)["delivered"] == 1)
+        rename_schema(db, "retrysafe", "elsewhere")
+        db.sql("SELECT outbox_emit(NULL, 'e2', 't', '{}')")
+        eventually(lambda: destination.delivered() == ["e1", "e2"], message=process.log)
+        db.sql("SELECT outbox_alter_destination('d', batch_events => 7)")  # is noticed as ever
+        db.sql("SELECT outbox_emit(NULL, 'e3', 't', '{}')")
+        eventually(lambda: status(db)["delivered"] == 3, message=process.log)
+        rename_schema(db, "elsewhere", '"we ird"')
+        assert process.stop() == 0
+        assert status(db)["holders"] is None, "its shard is free at once"
+        assert complaints(process) == []
+
+
+def test_the_schema_is_renamed_while_a_batch_is_sent(db):
+    """Its lease is renewed, and it is recorded, under the new name."""
+    destination = null(db, lease="'1 s'", batch_events=10)
+    destination.tell("hang")
+    emit_many(db, 20)
+    with relay(db, "d") as process:
+        eventually(lambda: status(db)["holders"])
+        token = db.value("SELECT token FROM outbox_shards")
+        rename_schema(db, "retrysafe", "elsewhere")
+        until = time.monotonic() + 2.5
+        eventually(lambda: time.monotonic() > until)
+        destination.tell("ok")
+        eventually(lambda: status(db)["delivered"] == 20, message=process.log)
+        assert db.value("SELECT token FROM outbox_shards") == token
+        assert len(destination.attempts()) == 20
+        assert complaints(process) == []
+
+
+@pytest.mark.parametrize("mode, delivered", [("--drain", 20), ("--once", 10)])
+def test_the_schema_is_renamed_below_a_run(db, mode, delivered):
+    destination = null(db, batch_events=10)
+    destination.tell("hang")
+    emit_many(db, 20)
+    with relay(db, mode, "d") as process:
+        eventually(lambda: status(db)["holders"])
+        rename_schema(db, "retrysafe", "elsewhere")
+        destination.tell("ok")
+        assert process.wait() == 0, process.log()
+    assert (status(db)["delivered"], len(destination.attempts())) == (delivered, delivered)
+    assert status(db)["holders"] is None
+
+
+def test_the_old_name_of_the_schema_is_taken(db, role):
+    """By one that the relay's role may not use."""
+    destination = null(db)
+    courier = role("relay")
+    with relay(db, "d", connection=db.server.dsn(db.name, courier)) as process:
+        process.ready()
+        rename_schema(db, "retrysafe", "elsewhere")
+        db.sql("CREATE SCHEMA retrysafe")
+        db.sql("SELECT outbox_emit(NULL, 'a', 't', '{}')")
+        eventually(lambda: destination.delivered() == ["a"], message=process.log)
+        assert complaints(process) == []
+
+
+def test_the_extension_is_made_anew_in_another_schema(db):
+    """What was in flight is of the log that is gone. Its destination is not there until one of that name is made."""
+    before = null(db)
+    before.tell("hang")
+    emit_many(db, 20)
+    with relay(db, "d") as process:
+        eventually(lambda: status(db)["holders"])
+        db.sql("DROP EXTENSION retrysafe")
+        before.tell("ok")
+        eventually(lambda: process.lines("no connection to the database"), message=process.log)
+        assert "not installed" in process.lines("no connection to the database")[0]["reason"]
+        db.sql("CREATE SCHEMA elsewhere")
+        db.sql("CREATE EXTENSION retrysafe SCHEMA elsewhere")
+        db.sql(f"ALTER DATABASE {db.name} SET search_path = elsewhere, public")
+        eventually(lambda: process.lines("a batch was lost"), message=process.log)
+        eventually(lambda: process.lines("could not look the destination up"), message=process.log)
+        assert process.lines("could not look the destination up")[0]["sqlstate"] == "RS201"
+        eventually(lambda: process.lines("the destination was dropped"), message=process.log)
+        now = null(db)
+        db.sql("SELECT outbox_emit(NULL, 'a', 't', '{}')")
+        eventually(lambda: status(db)["delivered"] == 1, message=process.log)
+        eventually(lambda: process.lines("the destination is there again"))
+        assert (now.delivered(), len(before.attempts())) == (["a"], 20)
+        assert process.stop() == 0
+
+
+@pytest.mark.parametrize("step_by_step", [True, False], ids=["step by step", "at once"])
+def test_an_extension_that_is_made_anew_in_another_schema_has_another_destination(db, step_by_step):
+    """Of the same name, to another receiver."""
+    with Receiver() as before, Receiver() as now:
+        http(db, before)
+        with relay(db, "d") as process:
+            process.ready()
+            emit(db, "a")
+            eventually(lambda: status(db)["delivered"] == 1)
+            session = db.connect(autocommit=step_by_step)
+            for command in ("DROP EXTENSION retrysafe", "CREATE SCHEMA elsewhere", "CREATE EXTENSION retrysafe SCHEMA elsewhere",
+                            "SET search_path = elsewhere", "SELECT outbox_emit(NULL, 'b', 't', '{}')",
+                            f"""SELECT outbox_create_destination('d', 'http', '{{"url": "{now.url}"}}', workers => false,
+                                                                 start_at => 'earliest')"""):
+                run(session, command)
+            session.commit()
+            eventually(lambda: now.requests, timeout=60, message=process.log)
+            assert [r.header("ce-eventkey") for r in before.requests + now.requests] == ["a", "b"]
+
+
 # --- what it is told --------------------------------------------------------------------------------------------
 
 
