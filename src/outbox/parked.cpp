@@ -44,6 +44,12 @@ uint64 txid_of(pg::IndexScan *scan) {
   return DatumGetUInt64(scan->datum(parked_column::kTxid, &null));
 }
 
+TimestampTz retry_at_of(pg::IndexScan *scan, TimestampTz where_null) {
+  bool null;
+  const Datum retry_at = scan->datum(parked_column::kRetryAt, &null);
+  return null ? where_null : DatumGetTimestampTz(retry_at);
+}
+
 const char *ordering_key_of(pg::IndexScan *scan) {
   bool null;
   const Datum key = scan->datum(parked_column::kOrderingKey, &null);
@@ -101,11 +107,12 @@ int32 read_due_parked(const Destination &d, int32 shard, const OpenWindow &open,
                       int64 bytes, Event *events) {
   const pg::Extension &e = pg::extension();
   ::Snapshot snapshot = pg::latest_snapshot_of(e.outbox_parked);
+  const TimestampTz now = GetCurrentTimestamp();
   ScanKeyData keys[3];
   pg::int4_equals(&keys[0], 1, d.destination);
   pg::int4_equals(&keys[1], 2, shard);
   ScanKeyEntryInitialize(&keys[2], 0, 3, BTLessEqualStrategyNumber, InvalidOid, InvalidOid, F_TIMESTAMPTZ_LE,
-                         TimestampTzGetDatum(GetCurrentTimestamp()));
+                         TimestampTzGetDatum(now));
   pg::IndexScan due = pg::begin_scan(e.outbox_parked, e.outbox_parked_due, snapshot, keys, 3);
   int32 count = 0;
   const auto got_past = [&](pg::IndexScan *scan) { return open.is_done(id_of(scan), txid_of(scan)); };
@@ -126,7 +133,9 @@ int32 read_due_parked(const Destination &d, int32 shard, const OpenWindow &open,
                            ? first_of_key(e.outbox_parked_dead, d.destination, shard, key, snapshot)
                            : PG_INT64_MAX;
     pg::IndexScan behind = scan_key(e.outbox_parked_waiting, d.destination, shard, key, head, snapshot);
-    while (room && behind.next() && id_of(&behind) < dead && got_past(&behind)) room = add(&behind);
+    while (room && behind.next() && id_of(&behind) < dead && got_past(&behind) &&
+           retry_at_of(&behind, DT_NOBEGIN) <= now)
+      room = add(&behind);
     behind.end();
   }
   due.end();
@@ -197,11 +206,7 @@ TimestampTz next_parked_due(int32 destination, int32 shard) {
   pg::int4_equals(&keys[1], 2, shard);
   pg::IndexScan scan = pg::begin_scan(e.outbox_parked, e.outbox_parked_due, snapshot, keys, 2);
   TimestampTz due = DT_NOEND;
-  if (scan.next()) {
-    bool null;
-    const Datum retry_at = scan.datum(parked_column::kRetryAt, &null);
-    if (!null) due = DatumGetTimestampTz(retry_at);
-  }
+  if (scan.next()) due = retry_at_of(&scan, DT_NOEND);
   scan.end();
   UnregisterSnapshot(snapshot);
   return due;

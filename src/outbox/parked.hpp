@@ -15,10 +15,10 @@ namespace retrysafe::outbox {
 
 // --- reading: by index, under a snapshot of now ------------------------------------------------------------
 
-// Parked events that may be sent now: each due head of a key and the blocked ones behind it, in order; at
-// most `most`, and no more than `bytes` of payloads and headers unless it is one event. Of a key only those
-// that the shard, which stands at `open`, has got past: before others the log may still have events of the
-// key. Returns how many.
+// Parked events that may be sent now: each due head of a key and those behind it, in order, up to one that
+// has failed and waits for its own time; at most `most`, and no more than `bytes` of payloads and headers
+// unless it is one event. Of a key only those that the shard, which stands at `open`, has got past: before
+// others the log may still have events of the key. Returns how many.
 int32 read_due_parked(const Destination &destination, int32 shard, const OpenWindow &open, const Uuid &log,
                       int32 most, int64 bytes, Event *events);
 

@@ -152,6 +152,19 @@ def test_an_event_behind_one_that_is_sent_again_does_not_overtake_what_was_not_s
     assert client.drain() == ["k1", "k2", "k3"]
 
 
+def test_a_refused_event_keeps_its_time_behind_one_that_comes_again(db):
+    create(db)
+    emit(db, "k1", "k2", "k3", ordering_key="k")
+    client = Client(db)
+    client.fetch()
+    client.nack("k2", retry_after="1 h")
+    client.nack("k1")
+    client.ack()
+    assert client.drain() == ["k1"]
+    assert db.sql("SELECT event_key, state, retry_at > now() + interval '30 min' FROM outbox_parked WHERE state <> 'delivered'"
+                  " ORDER BY id") == [("k2", "retry", True), ("k3", "blocked", None)]
+
+
 def test_acknowledging_one_by_one_while_events_of_the_key_come_again(db):
     create(db)
     emit(db, "a1", "a2", "a3", ordering_key="a")
