@@ -235,6 +235,7 @@ void claim_begun(const Key &key, const Terms &terms) {
                   : nullptr;
   kept->request_hash = copy(terms.request_hash);
   MemoryContextSwitchTo(caller);
+  if (claim->state != ClaimState::kLost) claim->begun_in = GetCurrentSubTransactionId();
   change(claim, ClaimState::kOwned, kept, ClaimState::kLost);
 }
 
@@ -247,6 +248,13 @@ void claim_dropped(const Key &key) {
   Claim *claim = registry ? find(key, hash_of(key)) : nullptr;
   if (claim && claim->state != ClaimState::kNone)
     change(claim, ClaimState::kNone, claim->terms, claim->state);
+}
+
+void forget_claims_lost_in(SubTransactionId sub) {
+  if (!registry) return;
+  // Subtransactions are numbered as they begin: `sub`, and then those within it.
+  for (Claim *claim = registry->last; claim; claim = claim->previous)
+    if (claim->state == ClaimState::kLost && claim->begun_in >= sub) claim->state = ClaimState::kNone;
 }
 
 void watch_claims() {

@@ -28,8 +28,9 @@ struct Terms {
 
 struct Claim {
   ClaimState state;
-  const Terms *terms;  // of the last begin that was not rolled back; null while there is none
-  int32 events;        // that were numbered and not rolled back
+  const Terms *terms;         // of the last begin that was not rolled back; null while there is none
+  int32 events;               // that were numbered and not rolled back
+  SubTransactionId begun_in;  // where it was begun; if it was lost and begun again, the first time
   Key key;
   uint64 hash;
   Claim *same_hash;  // chain of keys with one hash
@@ -52,6 +53,10 @@ int32 number_event(const Key &key);
 void claim_begun(const Key &key, const Terms &terms);
 void claim_completed(const Key &key);
 void claim_dropped(const Key &key);  // answered by somebody else's record, or forgotten
+
+// The subtransaction `sub` was a piece of work of its own and has been rolled back as a whole: what it lost
+// protects nothing that could be committed. To be called outside of subtransactions.
+void forget_claims_lost_in(SubTransactionId sub);
 
 // Called once from _PG_init.
 void watch_claims();

@@ -9,6 +9,7 @@
 #include "core/event_json.hpp"
 #include "core/event_time.hpp"
 #include "core/handler_error.hpp"
+#include "idempotency/claims.hpp"
 #include "outbox/options.hpp"
 #include "pg/fault_point.hpp"
 #include "pg/guard.hpp"
@@ -205,6 +206,7 @@ Caught call_handler(const Handler &handler, int32 destination, const Event &even
   MemoryContext memory = CurrentMemoryContext;
   ResourceOwner owner = CurrentResourceOwner;
   BeginInternalSubTransaction(nullptr);
+  const SubTransactionId subtransaction = GetCurrentSubTransactionId();
   MemoryContextSwitchTo(memory);
   called = called_event(destination, event);
   const Caught result = caught([&] {
@@ -214,6 +216,7 @@ Caught call_handler(const Handler &handler, int32 destination, const Event &even
   if (result.failed) {
     disarm();
     RollbackAndReleaseCurrentSubTransaction();
+    idempotency::forget_claims_lost_in(subtransaction);
   }
   called = {};
   MemoryContextSwitchTo(memory);

@@ -373,6 +373,38 @@ def test_an_error_at_commit_is_found_to_be_one_events_fault(db, clerk):
     assert effects(db) == ["a", "b", "c"] and set(dead(db)) == {"open"}
 
 
+def begin_key(key, undone=False):
+    """SQL that begins a key; undone: in an exception block that is rolled back."""
+    begin = f"PERFORM retrysafe.idem_begin('{key}', '\\x01'::bytea);"
+    return f"DO $$ BEGIN {f'BEGIN {begin} RAISE division_by_zero; EXCEPTION WHEN OTHERS THEN END;' if undone else begin} END $$"
+
+
+@pytest.mark.parametrize("mode", ["warning", "error"])
+def test_a_claim_goes_with_the_call_that_failed(db, clerk, mode):
+    """It was undone as a whole, so nothing is left unprotected. The reason is that of the call, the first time."""
+    db.sql("SELECT retrysafe.retrysafe_grant('clerk', 'write')")
+    db.sql(f'ALTER DATABASE "{db.name}" SET retrysafe.on_lost_claim = {mode}')
+    db.sql("SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
+           " WHERE backend_type = 'retrysafe worker' AND datname = current_database()")
+    create(clerk, max_attempts=3)
+    plain, undone, again, lost = (f"{mode}-{name}" for name in ("plain", "undone", "again", "lost"))
+    bad = [(key, {"sql": begin_key(key, undone=key == undone), "sqlstate": "22023"}) for key in (plain, undone, again)]
+    answer = f"; SELECT retrysafe.idem_complete('{again}')"
+    emit(db, ("before", {}), *bad, ("after", {"sql": begin_key(again) + answer}))
+    settled(db, 2, 3)
+    assert db.sql("SELECT event_key, attempts, reason FROM outbox_dead_letters ORDER BY id") == [
+        (key, 1, "22023: handler says no") for key, _ in bad]
+    assert not [key for key, _ in bad if f'"{key}" was rolled back' in db.server.log()]
+
+    # What a call loses that does not fail is said, and is not made up for by one that fails.
+    emit(db, ("loses", {"sql": begin_key(lost, undone=True)}), ("fails", {"sql": begin_key(lost), "sqlstate": "22023"}))
+    settled(db, *((3, 4) if mode == "warning" else (2, 5)))
+    said = f'the claim on idempotency key "{lost}" was rolled back and the key was not begun again'
+    assert said in db.server.log()
+    assert dead(db)["fails"] == "22023: handler says no"
+    assert dead(db).get("loses") == (said if mode == "error" else None)
+
+
 def test_who_was_not_called_is_not_to_blame(db, clerk):
     """There is no function, and that this is so cannot be recorded either."""
     create(clerk, max_attempts=1)
