@@ -176,6 +176,7 @@ void run_handler(const Handler &handler, const Event &event) {
   call->args[0].value = event_jsonb(event);
   call->args[0].isnull = false;
   (void)FunctionCallInvoke(call);
+  PortalHashTableDeleteAll();  // cursors that it left open end with it, as at the end of a transaction
   PopActiveSnapshot();
   check_constraints_at_once();  // there is nothing to check unless the server changes its mind
   CHECK_FOR_INTERRUPTS();

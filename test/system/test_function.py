@@ -405,6 +405,20 @@ def test_a_claim_goes_with_the_call_that_failed(db, clerk, mode):
     assert dead(db).get("loses") == (said if mode == "error" else None)
 
 
+def test_a_cursor_ends_with_its_call(db, clerk):
+    """One that the function left open, whether it failed or not."""
+    create(clerk, max_attempts=1)
+    run(clerk, """CREATE FUNCTION app.open(n int) RETURNS void LANGUAGE plpgsql AS $$
+      DECLARE plain CURSOR FOR SELECT relname FROM pg_class; found record;
+      BEGIN OPEN plain; FETCH plain INTO found; END $$""")
+    events = [(f"e{i}", {"sql": f"SELECT app.open({i})", **({"sqlstate": "P0001"} if i == 3 else {})}) for i in range(8)]
+    emit(db, *events, ("count", {"sql": "UPDATE app.effects SET event = to_jsonb((SELECT count(*) FROM pg_cursors))"
+                                        " WHERE key = 'count'"}))
+    settled(db, 8, 1)
+    assert dead(db) == {"e3": "P0001: handler says no"}
+    assert db.value("SELECT event FROM app.effects WHERE key = 'count'") == 0
+
+
 def test_who_was_not_called_is_not_to_blame(db, clerk):
     """There is no function, and that this is so cannot be recorded either."""
     create(clerk, max_attempts=1)
