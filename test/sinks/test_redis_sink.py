@@ -8,12 +8,12 @@ import signal
 import socket
 import struct
 import subprocess
-import threading
 import time
 
 import pytest
 
 from brokers.redis import PASSWORD, Redis, free_port
+from scripted_redis import ScriptedRedis
 from sink import DELIVERED, FAILED_FINAL, FAILED_RETRY, TOP, UNREACHABLE, OpenError, Sink, event
 
 
@@ -202,7 +202,7 @@ def test_what_was_sent_behind_a_payload_that_is_too_large_is_sent_again(server, 
             return b""
         return b"-ERR Protocol error: invalid bulk length\r\n" if len(seen) == 3 else b"$3\r\n1-1\r\n"
 
-    with Fake(answer) as fake:
+    with ScriptedRedis(answer) as fake:
         large = json.dumps("x" * server.too_large())
         outcomes = sinks(fake).send(event(1, payload=large), event(2), event(3))
         assert statuses(outcomes) == [FAILED_FINAL, DELIVERED, DELIVERED]
@@ -381,12 +381,12 @@ def test_a_server_that_hangs(sinks):
 
 
 def test_a_server_that_does_not_get_to_authentication(server, sinks):
-    with Fake(lambda words: b"") as fake:
+    with ScriptedRedis(lambda words: b"") as fake:
         assert failure(sinks(fake, connect_timeout=200)) == "connecting took longer than connect_timeout"
 
 
 def test_closing_with_events_under_way(server, sinks):
-    with Fake(lambda words: b"+OK\r\n" if words[0] != b"XADD" else b"") as fake:
+    with ScriptedRedis(lambda words: b"+OK\r\n" if words[0] != b"XADD" else b"") as fake:
         sink = sinks(fake)
         events = list(map(event, range(10)))
         for e in events:
@@ -405,23 +405,23 @@ def test_closing_with_events_under_way(server, sinks):
     (b"-ERR Protocol error: invalid bulk length\r\n", "ERR Protocol error: invalid bulk length"),
     (b"-DENIED Redis is running in protected mode\r\n", "DENIED Redis is running in protected mode")])
 def test_answers_of_other_servers(sinks, answer, reason):
-    with Fake(lambda words: answer if words[0] == b"XADD" else b"+OK\r\n") as fake:
+    with ScriptedRedis(lambda words: answer if words[0] == b"XADD" else b"+OK\r\n") as fake:
         sink = sinks(fake)
         assert failure(sink) == reason
         assert failure(sink, 2) == reason
 
 
 def test_an_error_of_which_nothing_is_known_is_the_events_own_unless_all_have_it(sinks):
-    with Fake(lambda words: b"+OK\r\n" if words[0] == b"AUTH" else b"-ERR strange\r\n" if b"order-7" in words else b"$3\r\n1-1\r\n") as fake:
+    with ScriptedRedis(lambda words: b"+OK\r\n" if words[0] == b"AUTH" else b"-ERR strange\r\n" if b"order-7" in words else b"$3\r\n1-1\r\n") as fake:
         assert statuses(sinks(fake).send(*map(event, range(5, 10)))) == [
             DELIVERED, DELIVERED, FAILED_RETRY, DELIVERED, DELIVERED]
-    with Fake(lambda words: b"+OK\r\n" if words[0] == b"AUTH" else b"-ERR strange\r\n") as fake:
+    with ScriptedRedis(lambda words: b"+OK\r\n" if words[0] == b"AUTH" else b"-ERR strange\r\n") as fake:
         assert statuses(sinks(fake).send(*map(event, range(4)))) == [UNREACHABLE] * 4
         assert sinks(fake).one() == (FAILED_RETRY, "ERR strange")
 
 
 def test_a_server_that_speaks_first(sinks):
-    with Fake(lambda words: b"+OK\r\n", greeting=b"+hello\r\n") as fake:
+    with ScriptedRedis(lambda words: b"+OK\r\n", greeting=b"+hello\r\n") as fake:
         assert failure(sinks(fake, password=None)) in ("the server spoke without being asked",
                                                       "the answer to XADD is not that of a Redis server")
 
@@ -450,7 +450,7 @@ def test_a_server_that_is_lost_while_replicas_are_waited_for(sinks):
             fake.connections[-1].shutdown(socket.SHUT_RDWR)
         return b"$3\r\n1-1\r\n" if words[0] == b"XADD" else b"+OK\r\n"
 
-    with Fake(answer) as fake:
+    with ScriptedRedis(answer) as fake:
         assert statuses(sinks(fake, replicas=1).send(event(1), event(2))) == [UNREACHABLE] * 2
 
 
@@ -539,50 +539,3 @@ def test_what_can_never_work(server, options, problem):
     given = {name: value for name, value in server.options(**options).items() if value is not None}
     with pytest.raises(OpenError, match=problem.replace("{", "\\{")):
         Sink("redis", given)
-
-
-# --- a server of our own ---------------------------------------------------------------------------------------
-
-class Fake:
-    """Answers each command with what `answer` makes of its words."""
-
-    def __init__(self, answer, greeting=b""):
-        self.answer, self.greeting = answer, greeting
-        self.commands = []
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        self.connections = []
-        threading.Thread(target=self.accept, daemon=True).start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.listener.close()
-        for connection in self.connections:
-            connection.close()
-
-    def options(self, **others):
-        return {"host": "127.0.0.1", "port": self.port, "password": PASSWORD, "stream": "events"} | others
-
-    def seen(self, name):
-        return any(words[0] == name for words in self.commands)
-
-    def accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self.listener.accept()
-                self.connections.append(connection)
-                threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
-
-    def serve(self, connection):
-        with contextlib.suppress(OSError, ValueError):
-            connection.sendall(self.greeting)
-            stream = connection.makefile("rb")
-            while line := stream.readline():
-                words = []
-                for _ in range(int(line[1:])):
-                    size = int(stream.readline()[1:])
-                    words.append(stream.read(size + 2)[:size])
-                self.commands.append(words)
-                connection.sendall(self.answer(words))

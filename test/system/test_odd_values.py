@@ -7,6 +7,7 @@ the same values from brokers/contract.py.
 import collections
 import contextlib
 import json
+import re
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -14,13 +15,19 @@ from urllib.parse import quote, unquote
 
 import psycopg2
 import pytest
+from pika import spec
+from pika.frame import Header
 
 import closing
 from conftest import TOP, eventually, make_database, run
+from hostile import Hostile
 from null_destination import worker_pids
 from odd_values import ACCEPTED, VALUES, Value, emit
 from receiver import Answer, Raw, Receiver
 from relay_process import Relay
+from scripted_amqp import ScriptedBroker
+from scripted_redis import ScriptedRedis
+from test_security_far_sides import INFO, options
 
 @dataclass
 class Arrived:
@@ -30,6 +37,11 @@ class Arrived:
     key: str
     payload: str
     fields: dict = field(repr=False)
+
+
+def encoded_in(encoding):
+    """What the command that makes such a database ends in."""
+    return f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0"
 
 
 def encoded(value):
@@ -304,7 +316,7 @@ def test_the_deepest_payload_arrives_where_the_stack_is_smallest(smallest_stack,
 
 
 @pytest.mark.parametrize("db_options, letter", [
-    pytest.param(f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0", letter, id=encoding)
+    pytest.param(encoded_in(encoding), letter, id=encoding)
     for encoding, letter in (("LATIN1", "é"), ("EUC_JP", "あ"), ("SQL_ASCII", "é😀"))])
 def test_what_a_database_in_another_encoding_holds_arrives_in_utf8(kind, letter):
     db = kind.db
@@ -321,7 +333,7 @@ def test_what_a_database_in_another_encoding_holds_arrives_in_utf8(kind, letter)
 @pytest.mark.parametrize("name, size", [("店", 3), ("婩婩", 6)], ids=["not of its encoding", "not in UTF-8"])
 def test_the_name_of_a_database_can_be_any_bytes(server, name, size, publisher):
     """The catalog of databases is shared: a name is stored as another database writes it."""
-    db = make_database(server, name, "ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0")
+    db = make_database(server, name, encoded_in("EUC_JP"))
     try:
         with Receiver() as receiver:
             db.sql("SELECT outbox_create_destination('d', 'http', %s, workers => %s)", json.dumps({"url": receiver.url}),
@@ -338,7 +350,7 @@ def test_the_name_of_a_database_can_be_any_bytes(server, name, size, publisher):
         admin.close()
 
 
-@pytest.mark.parametrize("db_options", ["ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0"])
+@pytest.mark.parametrize("db_options", [encoded_in("EUC_JP")])
 def test_events_that_cannot_be_read_are_an_error_of_the_destination(db):
     """Of the status, for who does not read the log. Nobody can emit such an event; the owner changes one."""
     with Receiver() as receiver:
@@ -483,7 +495,7 @@ RUBBISH_HANDLER = """CREATE TABLE public.calm (yes boolean);
       END IF;
       INSERT INTO public.effects (key, id) VALUES (event->>'key', event->>'id');
     END $$"""
-ENCODINGS = {"UTF8": "", "SQL_ASCII": "ENCODING 'SQL_ASCII' LOCALE 'C' TEMPLATE template0"}
+ENCODINGS = {"UTF8": "", "SQL_ASCII": encoded_in("SQL_ASCII")}
 RAISED = {"mixed": RUBBISH, "no character at all": b"\xff" * 300, "cut character": b"ends early \xf0"}
 
 
@@ -495,10 +507,21 @@ def rubbish_text(encoding, rubbish):
     return f"'\\x{(rubbish + bytes(1) + rubbish).hex()}'::bytea::text"
 
 
-def create_handler(database, encoding, rubbish):
-    if encoding == "UTF8":
-        database.sql("CREATE CAST (bytea AS text) WITHOUT FUNCTION")
-    run(database.connect(), RUBBISH_HANDLER % {"rubbish": rubbish_text(encoding, rubbish)})
+class Handler:
+    """That of a database, whose effects are what has arrived."""
+
+    def __init__(self, database, encoding, rubbish):
+        self.database = database
+        if encoding == "UTF8":
+            database.sql("CREATE CAST (bytea AS text) WITHOUT FUNCTION")
+        run(database.connect(), RUBBISH_HANDLER % {"rubbish": rubbish_text(encoding, rubbish)})
+
+    def calm(self):
+        self.database.sql("INSERT INTO public.calm VALUES (true)")
+
+    def arrived(self):
+        """(event key, event id), in their order."""
+        return self.database.sql("SELECT key, id FROM public.effects ORDER BY serial")
 
 
 def create_function_destination(db):
@@ -507,7 +530,7 @@ def create_function_destination(db):
 
 
 def becomes_of_rubbish(db, far, healthy, payload, outcome, reason):
-    """Raised again and again, it is what the SQLSTATE makes it, and what comes after it arrives."""
+    """Said again and again, it is what the error makes it, and what comes after it arrives."""
     emit = "SELECT outbox_emit(NULL, %s, 't', %s, 'k')"
     db.sql(emit, "first", json.dumps(payload))
 
@@ -519,14 +542,14 @@ def becomes_of_rubbish(db, far, healthy, payload, outcome, reason):
     healthy()
     texts = shown(db)
     assert texts and all(text.removeprefix("d: ").startswith(reason) for text in texts), texts
-    far.sql("INSERT INTO public.calm VALUES (true)")
+    far.calm()
     db.sql(emit, "second", "{}")
     keys = ["second"] if outcome == "dead" else ["first", "second"]
-    eventually(lambda: far.sql("SELECT key FROM public.effects ORDER BY serial") == [(key,) for key in keys])
+    eventually(lambda: [key for key, _ in far.arrived()] == keys)
     eventually(lambda: db.sql("SELECT delivered, dead FROM outbox_status WHERE name = 'd'") ==
                [(len(keys), 2 - len(keys))])
     shown(db)
-    closing.balance(db, "d", [i for (i,) in far.sql("SELECT id FROM public.effects")], committed=["first", "second"])
+    closing.balance(db, "d", [event_id for _, event_id in far.arrived()], committed=["first", "second"])
 
 
 @pytest.fixture
@@ -555,26 +578,26 @@ def errors(away, **outcomes):
     ("SQL_ASCII", "mixed", "P0001", "dead"), ("SQL_ASCII", "cut character", "57P03", "dead")])
 def test_a_server_that_answers_with_rubbish(db, far, healthy, encoding, rubbish, sqlstate, outcome):
     far.sql("CREATE TABLE public.retrysafe_inbox (event_id uuid PRIMARY KEY)")
-    create_handler(far, encoding, RAISED[rubbish])
+    handler = Handler(far, encoding, RAISED[rubbish])
     db.sql("""SELECT outbox_create_destination('d', 'postgres', %s, event_types => '{t}', max_attempts => 1000,
               backoff => '20 ms', backoff_max => '50 ms')""",
            json.dumps({"host": "127.0.0.1", "port": far.server.port, "dbname": far.name, "user": "postgres",
                        "function": "public.handle"}))
     reason = "22021: " if encoding == "SQL_ASCII" else f"{sqlstate}: "
-    becomes_of_rubbish(db, far, healthy, {"sqlstate": sqlstate}, outcome, reason)
+    becomes_of_rubbish(db, handler, healthy, {"sqlstate": sqlstate}, outcome, reason)
 
 
 @pytest.mark.parametrize("rubbish, sqlstate, outcome",
                          errors("53100", **{"P0001": "retry", "22023": "dead", "53100": "away"}))
 @pytest.mark.parametrize("encoding, db_options", ENCODINGS.items(), ids=ENCODINGS)
 def test_a_function_that_raises_rubbish(db, healthy, encoding, db_options, rubbish, sqlstate, outcome):
-    create_handler(db, encoding, RAISED[rubbish])
+    handler = Handler(db, encoding, RAISED[rubbish])
     create_function_destination(db)
-    becomes_of_rubbish(db, db, healthy, {"sqlstate": sqlstate}, outcome, f"{sqlstate}: ")
+    becomes_of_rubbish(db, handler, healthy, {"sqlstate": sqlstate}, outcome, f"{sqlstate}: ")
 
 
 @pytest.mark.parametrize("db_options, letter", [
-    pytest.param(f"ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0", letter, id=encoding)
+    pytest.param(encoded_in(encoding), letter, id=encoding)
     for encoding, letter in (("LATIN1", "é"), ("EUC_JP", "あ"))])
 def test_messages_in_the_encoding_of_the_database_stay_readable(db, letter):
     message = letter + "\x1b\n" + letter * 300
@@ -590,7 +613,7 @@ def test_messages_in_the_encoding_of_the_database_stay_readable(db, letter):
     assert reason.startswith(start) and set(reason.removeprefix(start)) == {letter} and 100 < len(reason) < 300
 
 
-@pytest.mark.parametrize("db_options", ["ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0"])
+@pytest.mark.parametrize("db_options", [encoded_in("LATIN1")])
 def test_what_a_far_side_answers_fits_the_encoding_of_the_database(db):
     """It came in UTF-8, or in anything."""
     with Receiver() as receiver:
@@ -604,7 +627,7 @@ def test_what_a_far_side_answers_fits_the_encoding_of_the_database(db):
 @pytest.mark.parametrize("encoding, db_options", ENCODINGS.items(), ids=ENCODINGS)
 def test_a_function_that_leaves_rubbish_for_the_commit(db, healthy, encoding, db_options):
     """A key that is begun and not completed fails the transaction when it commits, with the key in the message."""
-    create_handler(db, encoding, RUBBISH[:30])
+    handler = Handler(db, encoding, RUBBISH[:30])
     run(db.connect(), """CREATE FUNCTION public.forget() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN
           IF NEW.key = 'first' AND NOT EXISTS (SELECT FROM public.calm) THEN
@@ -615,7 +638,135 @@ def test_a_function_that_leaves_rubbish_for_the_commit(db, healthy, encoding, db
         CREATE TRIGGER forget AFTER INSERT ON public.effects FOR EACH ROW EXECUTE FUNCTION public.forget()"""
         % rubbish_text(encoding, RUBBISH[:30]))
     create_function_destination(db)
-    becomes_of_rubbish(db, db, healthy, {}, "retry", "idempotency key \"a")
+    becomes_of_rubbish(db, handler, healthy, {}, "retry", "idempotency key \"a")
+
+
+# -- brokers: what they say, of an event or of themselves, is a text of theirs --
+
+LINE = RUBBISH.replace(b"\r\n", b"\0")  # it ends no line of a protocol
+
+
+class Scripted:
+    """A broker that takes events when it is calm. `refusals`: what it says before that, and to what."""
+
+    def __init__(self, refusals):
+        self._refusals, self._calm, self._arrived = refusals, False, []
+
+    def refusal(self, of):
+        return None if self._calm else self._refusals.get(of)
+
+    def calm(self):
+        self._calm = True
+
+    def take(self, event):
+        self._arrived.append((event["eventkey"], event["id"]))
+
+    def arrived(self):
+        return list(self._arrived)
+
+
+@contextlib.contextmanager
+def scripted_redis(far):
+    def answer(words):
+        if refusal := far.refusal(words[0]):
+            return refusal + b"\r\n"
+        if words[0] != b"XADD":
+            return b"+OK\r\n"
+        fields = [word.decode() for word in words[words.index(b"*") + 1:]]
+        far.take(dict(zip(fields[::2], fields[1::2])))
+        return b"$3\r\n1-1\r\n"
+
+    with ScriptedRedis(answer) as server:
+        yield server.options()
+
+
+@contextlib.contextmanager
+def scripted_nats(far):
+    def talk(line):
+        line.send(INFO)
+        stream = line.connection.makefile("rb")
+        for words in map(bytes.split, stream):
+            answer = far.refusal(words[0])
+            if words[0] == b"PING":
+                line.send(answer or b"PONG\r\n")
+            elif words[0] == b"SUB":
+                subscription = words[-1]
+            elif words[0] == b"HPUB":
+                message = stream.read(int(words[-1]) + 2).decode()
+                if answer is None:
+                    far.take(dict(re.findall("ce-([a-z]+): *(\\S+)", message)))
+                    answer = b'{"stream": "s", "seq": 1}'
+                if not answer.startswith(b"-"):
+                    answer = b"MSG %b %b %d\r\n%b\r\n" % (words[2], subscription, len(answer), answer)
+                line.send(answer)
+
+    with contextlib.closing(Hostile(talk)) as server:
+        yield options("nats", server.port)
+
+
+@contextlib.contextmanager
+def scripted_rabbitmq(far):
+    def on_message(talk, message):
+        if refuse := far.refusal("message"):
+            return refuse(talk, message)
+        far.take({name.removeprefix("cloudEvents:"): value for name, value in message.properties.headers.items()})
+        talk.send(spec.Basic.Ack(message.number))
+
+    with ScriptedBroker(on_message) as server:
+        yield server.options()
+
+
+def give_back(talk, message):
+    talk.send(spec.Basic.Return(312, LINE[:255], "e", "k"))
+    talk.raw(Header(1, 0, message.properties).marshal())
+    talk.send(spec.Basic.Ack(message.number))
+
+
+def block(talk, message):
+    talk.send(spec.Connection.Blocked(LINE[:255]), 0)
+    talk.close()
+
+
+def jetstream_error(code):
+    return b'{"error": {"code": 400, "err_code": %d, "description": "%b \\ud83d per subject"}}' % (code, LINE[:100])
+
+
+BROKERS = {"redis": scripted_redis, "nats": scripted_nats, "rabbitmq": scripted_rabbitmq}
+# What becomes of an event to which a broker says so, and how the reason begins.
+REFUSALS = {
+    ("redis", "unknown"): ({b"XADD": b"-ERR " + LINE}, "retry", "ERR a???"),
+    ("redis", "memory"): ({b"XADD": b"-OOM " + LINE}, "away", "OOM a???"),
+    ("redis", "type"): ({b"XADD": b"-WRONGTYPE " + LINE}, "away", "WRONGTYPE a???"),
+    ("redis", "no answer"): ({b"XADD": LINE}, "away", "the answer is not that of a Redis server"),
+    ("redis", "login"): ({b"AUTH": b"-WRONGPASS " + LINE}, "away", "WRONGPASS a???"),
+    ("nats", "refused"): ({b"HPUB": jetstream_error(10023)}, "away", "a???"),
+    ("nats", "full subject"): ({b"HPUB": jetstream_error(10077)}, "retry", "a???"),
+    ("nats", "too large"): ({b"HPUB": jetstream_error(10054)}, "dead", "a???"),
+    ("nats", "no answer"): ({b"HPUB": LINE}, "away", "somebody else than JetStream answers"),
+    ("nats", "rights"): ({b"HPUB": b"-ERR 'Permissions Violation for Publish to \"s\" %b'\r\n" % LINE}, "away",
+                         "Permissions Violation"),
+    ("nats", "error"): ({b"HPUB": b"-ERR '%b'\r\n" % LINE}, "away", "connection lost: a???"),
+    ("nats", "login"): ({b"PING": b"-ERR 'Authorization Violation %b'\r\n" % LINE}, "away", "127.0.0.1:"),
+    ("rabbitmq", "channel"): ({"message": lambda talk, _: talk.close_channel(404, LINE[:255])}, "away", "a???"),
+    ("rabbitmq", "message"): ({"message": lambda talk, _: talk.close_channel(406, LINE[:255])}, "dead", "a???"),
+    ("rabbitmq", "connection"): ({"message": lambda talk, _: talk.send(spec.Connection.Close(320, LINE[:255], 0, 0), 0)}, "away",
+                                 "a???"),
+    ("rabbitmq", "given back"): ({"message": give_back}, "retry", "no queue took the message: a???"),
+    ("rabbitmq", "blocked"): ({"message": block}, "away", "the broker takes no messages for now: a???"),
+}
+
+
+@pytest.mark.parametrize("kind, how, db_options", [
+    *(pytest.param(*which, "", id="-".join(which)) for which in REFUSALS),
+    *(pytest.param(*which, encoded_in(encoding), id=f"{which[0]}-{encoding}")
+      for which in (("redis", "unknown"), ("nats", "refused"), ("rabbitmq", "channel")) for encoding in ("SQL_ASCII", "LATIN1"))])
+def test_a_broker_that_answers_with_rubbish(db, healthy, kind, how):
+    refusals, outcome, reason = REFUSALS[kind, how]
+    far = Scripted(refusals)
+    with BROKERS[kind](far) as where:
+        db.sql("""SELECT outbox_create_destination('d', %s, %s, event_types => '{t}', max_attempts => 1000,
+                  backoff => '20 ms', backoff_max => '50 ms')""", kind, json.dumps(where))
+        becomes_of_rubbish(db, far, healthy, {}, outcome, reason)
 
 
 # What a server is greeted with that connects to something else.
