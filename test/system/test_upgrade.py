@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 
+import psycopg2
 import pytest
 
 from clients import Clients, assert_complete, assert_in_order, everything_is_sent, positions, published, repeat
@@ -41,6 +42,14 @@ ALTER TABLE @extschema@.outbox_destinations ADD COLUMN note text;
 CREATE VIEW @extschema@.outbox_notes AS SELECT name, note FROM @extschema@.outbox_destinations;
 CREATE FUNCTION @extschema@.outbox_news() RETURNS text LANGUAGE sql AS $$SELECT 'new'$$;
 """
+# What a version may add that a library without it cannot have in any way: a function in C, and its source.
+MADE_UP_IN_C = """
+CREATE FUNCTION @extschema@.outbox_latest() RETURNS boolean LANGUAGE c AS 'MODULE_PATHNAME', 'retrysafe_outbox_latest';
+"""
+SOURCE = """
+const int *pg_finfo_retrysafe_outbox_latest(void) { static const int version = 1; return &version; }
+unsigned long retrysafe_outbox_latest(void *call) { return 1; }
+"""
 
 
 def script(version):
@@ -58,7 +67,7 @@ def ask(server, name):
 
 class Installation:
     """Files of the extension for one server alone, which it finds in the place of the others. The library differs from the
-    one that is built only by the version that it says."""
+    one that is built by the version that it says, and that of the next version has a function more."""
 
     def __init__(self, server, folder):
         self.folder = folder
@@ -87,7 +96,19 @@ class Installation:
         self.scripts_are(FIRST)
 
     def library_is(self, version):
-        self._replace(self.library, self.built.replace(b"\0%s\0" % CURRENT.encode(), b"\0%s\0" % version.encode()))
+        content = self.built.replace(b"\0%s\0" % CURRENT.encode(), b"\0%s\0" % version.encode())
+        self._replace(self.library, content if version == FIRST else self._with_the_function(content))
+
+    def _with_the_function(self, content):
+        """A library that finds all else in the other one."""
+        base, both = self.folder / "base.so", self.folder / "both.so"
+        self._replace(base, content)
+        subprocess.run([os.environ.get("CC", "cc"), "-shared", "-fPIC", "-o", both, "-xc", "-", "-xnone", "-Wl,--no-as-needed", base],
+                       check=True, input=SOURCE.encode())
+        return both.read_bytes()
+
+    def next_has_a_function_in_c(self):
+        (self.scripts / f"retrysafe--{FIRST}--{NEXT}.sql").write_text(MADE_UP + MADE_UP_IN_C)
 
     def scripts_are(self, version):
         text = self.control.read_text()
@@ -197,6 +218,51 @@ def test_the_extension_first(own, receiver):
         own.installation.library_is(NEXT)
         own.pg_ctl("restart", "-m", "fast")
         finish(db, clients, receiver)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NEXT == CURRENT, reason="the next version is a real one")
+def test_a_library_that_lacks_a_function(own, receiver):
+    """The old one cannot be updated from: nothing has changed then. Where it comes back to SQL objects of the new version that
+    function fails and says what is missing, the log says which version the library has, and all else is as ever."""
+    db = shop(own, receiver)
+    own.installation.next_has_a_function_in_c()
+    own.installation.scripts_are(NEXT)
+    with Clients(db) as clients:
+        clients.have(10)
+        with lacks_the_function():
+            db.sql("ALTER EXTENSION retrysafe UPDATE")
+        assert version(db) == FIRST
+        arrived = len(receiver.requests)
+        eventually(lambda: len(receiver.requests) > arrived)
+
+        own.installation.library_is(NEXT)
+        own.pg_ctl("restart", "-m", "fast")
+        db.sql("ALTER EXTENSION retrysafe UPDATE")
+        assert version(db) == NEXT and db.value("SELECT outbox_latest()")
+        arrived = len(receiver.requests)
+        eventually(lambda: len(receiver.requests) > arrived)
+
+        own.installation.library_is(FIRST)
+        own.pg_ctl("restart", "-m", "fast")
+        publishing_stops(db, library=FIRST)
+        with nothing_arrives(receiver):
+            for _ in range(3):
+                with lacks_the_function():
+                    db.sql("SELECT outbox_latest()")
+            clients.have(10)
+            assert own.log().count(f"is not of version {FIRST}") == 1
+        own.installation.library_is(NEXT)
+        own.pg_ctl("restart", "-m", "fast")
+        assert db.value("SELECT outbox_latest()")
+        finish(db, clients, receiver)
+
+
+@contextlib.contextmanager
+def lacks_the_function():
+    with pytest.raises(psycopg2.errors.UndefinedFunction) as caught:
+        yield
+    assert 'could not find function "retrysafe_outbox_latest" in file' in str(caught.value)
 
 
 @pytest.mark.slow
