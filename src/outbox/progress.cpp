@@ -82,8 +82,9 @@ bool last_batch_before(int32 destination, int32 shard, TimestampTz time, BatchEn
   const bool any_newer = first_batch_where(
       destination, shard, [&](const BatchEnd &b) { return b.published_at >= time; }, &newer);
   if (!any_newer) return last_batch(destination, shard, batch);
-  const int64 wanted = newer.seq == 0 ? 0 : newer.seq - 1;
-  return load_batch(destination, shard, wanted, ForwardScanDirection, batch);
+  if (newer.seq > 0) return load_batch(destination, shard, newer.seq - 1, ForwardScanDirection, batch);
+  *batch = newer;
+  return newer.window_no == 0;
 }
 
 }  // namespace retrysafe::outbox

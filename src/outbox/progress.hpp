@@ -23,8 +23,9 @@ bool last_batch(int32 destination, int32 shard, BatchEnd *batch);
 // The batch that recorded the event of a window; false while none has.
 bool batch_covering(int32 destination, int32 shard, int64 window_no, int64 id, BatchEnd *batch);
 
-// The newest batch from before a time. The start of a destination counts, however new it is; false when the
-// older ones have been removed.
+// The newest batch from before a time. The start of a destination counts, however new it is: what was before
+// it was never recorded. What a change of shards begins with was, and the rows that told when are gone. False
+// when there is none, or the older ones have been removed.
 bool last_batch_before(int32 destination, int32 shard, TimestampTz time, BatchEnd *batch);
 
 }  // namespace retrysafe::outbox

@@ -197,6 +197,27 @@ def test_destinations_that_change_while_rings_turn(db):
     turn_until(db, "log", lambda: fetch_all(db, "d") == [] and copies(db, "kept1") == 0)
 
 
+def test_a_change_of_shards_takes_no_retention_away(server, db):
+    """What the old shards recorded a moment ago is kept as long as if they were still there. A new destination keeps nothing
+    from before its start."""
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    fill(db)
+    seal(db, "log")
+    assert fetch_all(db, "d") == ["e1"]
+    session = db.connect()
+    with setting(server, "retrysafe.outbox_retention", "1h", session):
+        db.sql("UPDATE ring_pieces SET since = since - interval '3 h', sealed_at = sealed_at - interval '2 h'")
+        settle(db, "log")
+        assert (held_by(db, "log"), copies(db, "e1")) == (["retention"], 1)
+        db.sql("SELECT outbox_alter_destination('d', shards => 3)")
+        db.sql("SELECT outbox_create_destination('new', 'pull')")
+        settle(db, "log")
+        assert (held_by(db, "log"), copies(db, "e1")) == (["retention"], 1)
+        db.sql("UPDATE outbox_batches SET published_at = published_at - interval '2 h'"
+               " WHERE destination = (SELECT destination FROM outbox_destinations WHERE name = 'd')")
+        turn_until(db, "log", lambda: copies(db, "e1") == 0)
+
+
 def test_a_lost_destination_does_not_stop_anything_else(server, db):
     """Where it stood is copied forward like the place of any other: consent and acknowledgements come across it."""
     session = db.connect()
