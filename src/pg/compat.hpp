@@ -114,6 +114,15 @@ inline WaitEventSet *create_wait_event_set(int events) {
 #endif
 }
 
+// After so many milliseconds the server ends a session whose transaction is not over; 0: never.
+inline int transaction_timeout() {
+#if PG_VERSION_NUM >= 170000
+  return TransactionTimeout;
+#else
+  return 0;
+#endif
+}
+
 inline uint32 custom_wait_event([[maybe_unused]] const char *name) {
 #if PG_VERSION_NUM >= 170000
   return WaitEventExtensionNew(name);

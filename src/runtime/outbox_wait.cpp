@@ -61,8 +61,14 @@ int32 destinations_argument(FunctionCallInfo fcinfo, int number, int32 **numbers
   return count;
 }
 
+// The transaction that the wait is in must end in time, though it holds nothing.
+Milliseconds within_transaction(Milliseconds timeout) {
+  const Milliseconds longest = pg::transaction_timeout();
+  return longest == 0 ? timeout : std::min(timeout, longest / 2);
+}
+
 void wait(bool joined, TimestampTz due, Milliseconds timeout) {
-  const Milliseconds until = now_ms() + timeout;
+  const Milliseconds until = now_ms() + within_transaction(timeout);
   const Milliseconds due_at = to_ms(due);
   // The floor for what nobody rings for: COMMIT PREPARED, sessions without the shared memory, and standbys
   // that catch up.

@@ -321,6 +321,18 @@ def test_waiting_is_refused_where_it_would_hold_a_transaction(db):
         refused("RS214", db.sql, f"CALL outbox_wait({arguments})")
 
 
+def test_who_waits_comes_back_before_the_transaction_is_too_long(db):
+    """Its wait is one, and transaction_timeout ends the session."""
+    if not db.sql("SELECT 1 FROM pg_settings WHERE name = 'transaction_timeout'"):
+        pytest.skip("of PostgreSQL 17")
+    create(db)
+    connection = db.connect()
+    run(connection, "SET transaction_timeout = '2 s'")
+    for _ in range(3):
+        run(connection, "CALL outbox_wait('{d}', '1 hour')")
+    assert run(connection, "SHOW transaction_timeout") == [("2s",)]
+
+
 def test_without_preloading_waiting_is_polling():
     with cluster("shared_preload_libraries = ''", "retrysafe.poll_interval = '50ms'") as server:
         db = make_database(server)
