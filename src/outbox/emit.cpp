@@ -98,6 +98,12 @@ void check_event_type(const text *type) {
               "event type must not contain control characters");
 }
 
+// A handler function gets the whole event as one jsonb value (core/event_json.hpp), and the length of all
+// that is in it has to fit into an entry of jsonb. As stored, not as text: numbers take more room there than
+// their digits do. Of the other fields the headers have kMaxHeaderBytes; their entries, a traceparent and the
+// names take less than the same again.
+constexpr size_t kMaxStoredPayload = JENTRY_OFFLENMASK - 2 * kMaxHeaderBytes;
+
 void check_payload(Jsonb *payload) {
   if (!payload) return;
   if (pg::json_exceeds(payload, settings::max_payload_bytes))
@@ -105,6 +111,9 @@ void check_payload(Jsonb *payload) {
         kPayloadTooLarge,
         "Emit a reference to the data instead, or have an administrator raise retrysafe.max_payload_bytes.",
         "payload is too large: more than %d bytes of JSON text", settings::max_payload_bytes);
+  if (VARSIZE(payload) > kMaxStoredPayload)
+    pg::raise(kPayloadTooLarge, "Emit a reference to the data instead.",
+              "payload is too large: more than %zu bytes of jsonb", kMaxStoredPayload);
   if (pg::json_is_deeper(payload, kMaxPayloadLevels))
     pg::raise(kPayloadTooDeep,
               "Many programs cannot parse such JSON. Emit it in another form, for example as a list.",

@@ -2,6 +2,7 @@
 import json
 import time
 
+import psycopg2
 import pytest
 
 from conftest import eventually, in_spite_of_crashes, kill, run
@@ -596,3 +597,31 @@ def test_a_function_that_takes_its_own_shard_away_has_failed(db, clerk, deed):
     emit(db, ("before", {}), ("a", {"sql": f"SELECT retrysafe.{deed}"}, "k"), ("after", {}))
     settled(db, 2, 1)
     assert "lease" in dead(db)["a"]
+
+
+@pytest.mark.slow
+def test_the_largest_event_arrives(db, clerk):
+    """A payload fits into the object that the function gets, beside all other fields at their largest, or is refused at once."""
+    run(clerk, "CREATE FUNCTION app.measure(event jsonb) RETURNS void LANGUAGE sql AS"
+               " $$ INSERT INTO app.effects (key, event) VALUES (event->>'key', to_jsonb(length(event->>'payload'))) $$")
+    create(clerk, {"function": "app.measure", "statement_timeout": "1min"})
+    connection = db.connect(autocommit=False)
+    run(connection, "SET retrysafe.max_payload_bytes = '256MB'")
+    run(connection, "SET retrysafe.traceparent = '00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01'")
+    connection.commit()
+    longest = "k" * 255
+    headers = {f"{n:064}": "v" * 192 for n in range(64)}  # 16 kB
+    emit = "SELECT outbox_emit(%s, NULL, %s, to_jsonb(repeat('x', %s)), %s, %s, scope => %s)"
+    largest = 2**28 - 1 - 2**15 - 12  # beside it the headers of the value and its array, and its entry there
+
+    def emit_of(size):
+        run(connection, "SELECT idem_begin(%s, 'digest', %s), idem_complete(%s, scope => %s)", longest, longest, longest, longest)
+        run(connection, emit, longest, longest, size, longest, json.dumps(headers), longest)
+
+    with pytest.raises(psycopg2.Error) as error:
+        emit_of(largest + 1)
+    assert error.value.pgcode == "RS103"
+    connection.rollback()
+    emit_of(largest)
+    connection.commit()
+    eventually(lambda: db.sql("SELECT key, event FROM app.effects") == [(f"{longest}~1", largest)], 120, message=lambda: dead(db))
