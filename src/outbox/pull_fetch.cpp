@@ -21,6 +21,8 @@
 #include "outbox/snapshot.hpp"
 #include "pg/boundary.hpp"
 #include "pg/error.hpp"
+#include "pg/fault_point.hpp"
+#include "pg/patience.hpp"
 #include "pg/statement.hpp"
 #include "pg/text.hpp"
 
@@ -32,6 +34,9 @@ namespace {
 
 constexpr int32 kMaxEvents = 10000;
 constexpr long kStandbyPatienceMs = 100;
+// What a fetch gets past without finding anything to hand out is kept with its commit. So it comes back
+// before somebody loses patience with it, and the next one goes on from there.
+constexpr int64 kMaxSearchUs = 500 * 1000;
 
 constinit int32 last_destination = 0;
 constinit int32 last_shard = 0;
@@ -41,6 +46,7 @@ struct Request {
   int64 max_bytes;
   int64 lease_us;
   const char *session;
+  TimestampTz search_until;
 };
 
 bool is_mine(const ShardRow &row, const Request &request, TimestampTz now) {
@@ -113,10 +119,19 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
   });
 }
 
-// The next batch of one shard; null when it has nothing, or is somebody else's.
+bool time_is_up(const Request &request) {
+  return GetCurrentTimestamp() > request.search_until || RETRYSAFE_FAULT("fetch.time_is_up");
+}
+
+// The next batch of one shard; null when it has nothing, or none before the time is up, or is somebody
+// else's.
 Batch *fetch_shard(const Destination &d, const Request &request, ShardRow *row) {
   MemoryContext memory = CurrentMemoryContext;
-  for (;;) {
+  for (bool got_past_some = false;; got_past_some = true) {
+    if (got_past_some && time_is_up(request)) {
+      announce_at_commit();
+      return nullptr;
+    }
     const Claim claim{d.destination, row->shard, row->token, row->lease_until};
     Batch *batch = read_batch(d, claim, request.max_events, request.max_bytes);
     if (!batch) return nullptr;
@@ -261,6 +276,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_fetch) {
   if (request.max_bytes < 1)
     pg::raise(kInvalidParameter, "It must be at least 1; a single event may be larger.", "invalid max_bytes");
   request.lease_us = lease_argument(fcinfo, 3);
+  request.search_until = pg::may_work_until(kMaxSearchUs);
   request.session = session_name("session");
   if (transaction_has_emitted())
     pg::raise(kFetchAfterEmit, "Commit first, and fetch in a transaction of its own.",

@@ -5,6 +5,7 @@
 #include "outbox/engine.hpp"
 #include "outbox/event_key.hpp"
 #include "pg/boundary.hpp"
+#include "pg/patience.hpp"
 #include "pg/statement.hpp"
 
 namespace retrysafe::outbox {
@@ -44,8 +45,8 @@ constinit pg::Statement move_batch{
 
 constinit pg::Statement select_next{"SELECT min(deliver_after) FROM @.outbox_scheduled", {}};
 
-// What is due beyond that waits for the next call: the lanes of a worker stand still meanwhile, and who
-// fetches may have a statement_timeout.
+// What is due beyond that waits for the next call: the lanes of a worker stand still meanwhile, and so does
+// who fetches.
 constexpr int64 kMaxMoveUs = 500 * 1000;
 
 // The condition on the key guards against a row that took the place of the one found.
@@ -106,6 +107,7 @@ bool move_one_batch(TimestampTz now, MovedBatch *batch) {
 int64 move_due_events() {
   const TimestampTz now = GetCurrentTimestamp();
   if (next_scheduled_due() > now) return 0;
+  const TimestampTz until = pg::may_work_until(kMaxMoveUs);
   int64 total = 0;
   MovedBatch batch{0, DT_NOBEGIN, DT_NOBEGIN};
   for (;;) {
@@ -117,7 +119,7 @@ int64 move_due_events() {
     if (batch.moved > 0) announce_at_commit();
     const bool forward = batch.deliver_after != before.deliver_after || batch.created_at != before.created_at;
     if (batch.moved == 0 && !forward) return total;
-    if (total > 0 && GetCurrentTimestamp() - now > kMaxMoveUs) return total;
+    if (total > 0 && GetCurrentTimestamp() > until) return total;
   }
 }
 

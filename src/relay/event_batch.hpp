@@ -17,6 +17,7 @@ namespace retrysafe::relay {
 // The columns to select, in this order, in binary form.
 inline constexpr const char *kEventColumns =
     "batch, event_id, attempt, event_type, event_key, scope, ordering_key, payload, headers, created_at";
+inline constexpr int kEventColumnCount = 10;
 
 class EventBatch {
  public:

@@ -18,6 +18,8 @@ constexpr Milliseconds kRestMax = 60'000;
 // What is recorded is not sent again, also after a crash. Progress that a failover loses is made again, so
 // nobody waits for a standby.
 constexpr const char *kDurably = " FROM pg_catalog.set_config('synchronous_commit', 'local', true)";
+// A boolean in its binary form.
+constexpr std::string_view kTrue("\1", 1);
 // Outcomes that could not be recorded are kept for so many tries.
 constexpr int kRecordTries = 8;
 // Commits may come by the thousand; for events of others a lane looks no more often than this.
@@ -366,12 +368,16 @@ void Lane::fetch() {
 void Lane::ask_for_events() {
   woken_ = false;
   const int number = ++fetches_;
+  // One row without a batch where there is no event. If that fetch has written nevertheless, it has got past
+  // some that are not to be sent, or moved some that came due: the next one may have events.
   session_.send(
-      std::string("SELECT ") + kEventColumns + " FROM @outbox_fetch($1, $2, $3, $4::interval)",
+      std::string("SELECT ") + kEventColumns +
+          ", pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL"
+          " FROM (VALUES (1)) AS one LEFT JOIN @outbox_fetch($1, $2, $3, $4::interval) ON true",
       {destination(), std::to_string(batch_events_), std::to_string(batch_bytes_), milliseconds(lease_)},
       true, kStatementTimeout, [this, number, asked_at = now_ms()](Answer answer) {
         if (answer.lost() || number != fetches_) return;
-        if (state_ == State::kReleasing && answer.good() && answer.rows() > 0)
+        if (state_ == State::kReleasing && answer.good() && !answer.is_null(0, 0))
           return give_back(answer.text(0, 0));
         if (state_ != State::kFetching) {
           asked_ahead_ = false;  // what was to be recorded before it was not yet
@@ -388,7 +394,7 @@ void Lane::ask_for_events() {
 void Lane::fetched(Answer answer) {
   errors_ = 0;
   last_error_.clear();
-  if (answer.rows() == 0) return nothing_to_do();
+  if (answer.is_null(0, 0)) return nothing_to_do(answer.text(0, kEventColumnCount) == kTrue);
   batch_.emplace(std::move(answer.result), database_);
   handles_[batch_->shard()] = batch_->handle();
   reload_ = reload_ || session_.schema() != schema_;
@@ -404,8 +410,9 @@ void Lane::fetched(Answer answer) {
   send(now_ms());
 }
 
-void Lane::nothing_to_do() {
+void Lane::nothing_to_do(bool got_on) {
   lease_ends_at_ = renew_at_ = kNever;
+  if (got_on) return fetch();
   if (stopping_ || !runs_on()) return release();
   state_ = State::kIdle;
   look_at_ = now_ms() + kLookInterval;

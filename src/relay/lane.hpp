@@ -94,7 +94,7 @@ class Lane {
   void fetch();
   void ask_for_events();
   void fetched(Answer answer);
-  void nothing_to_do();
+  void nothing_to_do(bool got_on);
   void send(Milliseconds now);
   void step_idle_sink(Milliseconds now);
   void keep_lease(Milliseconds now);

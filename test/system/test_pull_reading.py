@@ -1,11 +1,14 @@
 """What a fetch finds in the log: durable, due, prepared, behind many events of others; and what it says of it."""
+import contextlib
 import datetime
+import os
 
 import psycopg2
 import pytest
 
 from conftest import eventually, run
-from pull_client import STALE, Client, create, emit, refused
+from pull_client import STALE, Client, create, emit, expire, refused
+from rings import setting
 
 
 def test_event_ids_are_those_of_the_view(db):
@@ -120,9 +123,64 @@ def test_long_logs_are_read_in_short_transactions(db):
     db.sql("SELECT outbox_emit(NULL, 'o' || i, 'other', '{}') FROM generate_series(1, 45000) i")
     emit(db, "w", event_type="wanted")
     client = Client(db)
-    assert client.fetch() == ["w"]
+    assert eventually(client.fetch) == ["w"]
     client.ack()
     assert db.value("SELECT count(*) FROM outbox_batches") == 4  # the start, two of nothing but progress, and this
+
+
+SLOWNESS = float(os.environ.get("RETRYSAFE_SLOWNESS", 1))
+
+
+def many_for_others(db):
+    create(db, event_types=["wanted"])
+    db.sql("SELECT count(outbox_emit(NULL, 'o' || i, 'other', '{}')) FROM generate_series(1, 400000) i")
+
+
+def many_behind_one_that_failed(db):
+    create(db)
+    emit(db, "failed", ordering_key="k")
+    client = Client(db)
+    client.fetch()
+    client.nack("failed", retry_after="1 h")
+    client.ack()
+    expire(db)
+    db.sql("SELECT count(outbox_emit(NULL, 'k' || i, 't', '{}', 'k')) FROM generate_series(1, 20000) i")
+
+
+@pytest.mark.parametrize("in_front, timeout_ms", [(many_for_others, 40), (many_behind_one_that_failed, 300)])
+def test_what_a_fetch_gets_past_before_its_statement_timeout_is_kept(db, in_front, timeout_ms):
+    in_front(db)
+    emit(db, "w", event_type="wanted")
+    client = Client(db)
+    run(client.connection, f"SET statement_timeout = '{int(timeout_ms * SLOWNESS)}ms'")
+
+    def fetch():
+        with contextlib.suppress(psycopg2.errors.QueryCanceled):
+            return client.fetch()
+
+    assert eventually(fetch) == ["w"]
+
+
+def test_a_fetch_that_has_read_for_long_is_called_again(db, server):
+    """It hands out nothing; what it got past is kept with its commit, and who waits need not wait."""
+    try:
+        db.sql("SET retrysafe.fault_points = 'fetch.time_is_up'")
+    except psycopg2.Error:
+        pytest.skip("the build has no fault points")
+    create(db, event_types=["wanted"])
+    db.sql("SELECT count(outbox_emit(NULL, 'o' || i, 'other', '{}')) FROM generate_series(1, 45000) i")
+    emit(db, "w", event_type="wanted")
+    client = Client(db)
+    waiter = db.connect()
+    run(waiter, "SET statement_timeout = '30 s'")
+    run(waiter, "CALL outbox_wait('{d}', '0 s')")  # from now on its bell rings
+    run(client.connection, "SET retrysafe.fault_points = 'fetch.time_is_up'")
+    with setting(server, "retrysafe.poll_interval", "1h", waiter):
+        for position in 20000, 40000:
+            assert client.fetch() == []
+            assert db.value("SELECT max(position) FROM outbox_batches") == position
+            run(waiter, "CALL outbox_wait('{d}', '1 h')")
+    assert client.fetch() == ["w"]
 
 
 def test_a_bulk_writer_that_was_prepared(db):

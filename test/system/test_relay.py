@@ -11,6 +11,7 @@ import socket
 import subprocess
 import time
 
+import psycopg2
 import pytest
 
 from conftest import TOP, cluster, eventually, make_database, run
@@ -84,6 +85,26 @@ def test_drain_publishes_everything_and_ends(db):
     assert_in_order(attempts, 60)
     assert status(db)["delivered"] == 3000
     assert status(db)["holders"] is None, "the shards are free at once"
+
+
+@pytest.mark.parametrize("mode", ["--drain", "--once"])
+def test_drain_does_not_end_at_a_fetch_that_got_on_without_events(db, mode):
+    """It had read for long through events that are not wanted, or moved some that came due."""
+    try:
+        db.sql("SET retrysafe.fault_points = 'fetch.time_is_up'")
+    except psycopg2.Error:
+        pytest.skip("the build has no fault points")
+    destination = null(db, event_types="'{t}'")
+    db.sql("SELECT count(outbox_emit(NULL, 'o' || i, 'other', '{}')) FROM generate_series(1, 45000) i")
+    emit(db, "a")
+    connection = db.server.dsn(db.name) + " options='-c retrysafe.fault_points=fetch.time_is_up'"
+    with relay(db, mode, "d", connection=connection) as process:
+        assert process.wait() == 0, process.log()
+    assert destination.delivered() == ["a"]
+    db.sql("SELECT outbox_emit(NULL, 'b', 't', '{}', deliver_after => clock_timestamp() + interval '1 ms'), pg_sleep(0.01)")
+    with relay(db, mode, "d", connection=connection) as process:
+        assert process.wait() == 0, process.log()
+    assert destination.delivered() == ["a", "b"]
 
 
 def test_an_event_that_breaks_its_destination_stops_no_other(db):
