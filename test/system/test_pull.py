@@ -172,6 +172,26 @@ def test_another_session_acknowledges_and_sets_the_shard_free(db):
     assert calls[0].fetch() == []
 
 
+def test_programs_that_share_a_session_share_its_leases(db):
+    """To whom a transaction pooler lends it in turn: the same events twice, in order, and none lost."""
+    create(db)
+    emit(db, *"abcd", ordering_key="k")
+    session = Client(db)
+
+    def fetched_by_two():
+        assert session.fetch(2)
+        keys, batch = [row[4] for row in session.rows], session.batch
+        run(session.connection, "DISCARD ALL")
+        assert session.fetch(2) == keys
+        return keys, batch
+    keys, batch = fetched_by_two()
+    assert (keys, session.ack(batch=batch), session.ack()) == (["a", "b"], 2, 0)
+    keys, batch = fetched_by_two()
+    assert (keys, Client(db).ack(batch=batch)) == (["c", "d"], 2)
+    refused(STALE, session.ack)  # the other session has given the shard back
+    assert session.fetch() == []
+
+
 def test_fetch_and_ack_in_one_transaction(db):
     create(db)
     emit(db, "a")
