@@ -9,4 +9,7 @@ namespace retrysafe::outbox {
 // When the next delayed event comes due, as this statement sees it; infinity when none waits.
 TimestampTz next_scheduled_due();
 
+// Called once from _PG_init.
+void watch_moving_transactions();
+
 }  // namespace retrysafe::outbox

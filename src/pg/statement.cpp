@@ -32,25 +32,34 @@ void Statement::prepare() {
   plan_ = plan;
 }
 
-uint64 Statement::run(std::initializer_list<Parameter> parameters, long limit) {
+Statement::Arguments Statement::prepare_for(std::initializer_list<Parameter> parameters) {
   if (!plan_ || generation_ != extension().generation) prepare();
-  Datum values[kMaxParameters];
-  char nulls[kMaxParameters];
+  Arguments arguments;
   int count = 0;
   for (const Parameter &p : parameters) {
-    values[count] = p.value;
-    nulls[count++] = p.null ? 'n' : ' ';
+    arguments.values[count] = p.value;
+    arguments.nulls[count++] = p.null ? 'n' : ' ';
   }
   Assert(count == type_count_);
+  return arguments;
+}
+
+uint64 Statement::run(std::initializer_list<Parameter> parameters, long limit) {
+  Arguments arguments = prepare_for(parameters);
   int result;
   ++running_;
   PG_TRY();
-  result = SPI_execute_plan(plan_, values, nulls, false, limit);
+  result = SPI_execute_plan(plan_, arguments.values, arguments.nulls, false, limit);
   PG_FINALLY();
   --running_;
   PG_END_TRY();
   if (result < 0) elog(ERROR, "retrysafe: cannot execute \"%s\": %s", sql_, SPI_result_code_string(result));
   return SPI_processed;
+}
+
+Portal Statement::open(std::initializer_list<Parameter> parameters) {
+  Arguments arguments = prepare_for(parameters);
+  return SPI_cursor_open(nullptr, plan_, arguments.values, arguments.nulls, false);
 }
 
 Row::Row(uint64 number) {

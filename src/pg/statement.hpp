@@ -53,8 +53,15 @@ class Statement {
 
   // Runs inside pg::spi; returns the number of rows, which are in SPI_tuptable. `limit` 0: all rows.
   uint64 run(std::initializer_list<Parameter> parameters, long limit = 0);
+  // For results that are too many at once: see SPI_cursor_fetch and SPI_cursor_close.
+  Portal open(std::initializer_list<Parameter> parameters);
 
  private:
+  struct Arguments {
+    Datum values[kMaxParameters];
+    char nulls[kMaxParameters];
+  };
+  Arguments prepare_for(std::initializer_list<Parameter> parameters);
   void prepare();
 
   const char *sql_;

@@ -6,7 +6,7 @@ namespace retrysafe::pg {
 
 namespace {
 
-constexpr int kMaxSubscribers = 4;
+constexpr int kMaxSubscribers = 5;
 constinit const XactSubscriber *subscribers[kMaxSubscribers]{};
 constinit int subscriber_count = 0;
 

@@ -48,6 +48,10 @@ constexpr Milliseconds kDoubt = 5000;
 constexpr Milliseconds kClaimAgain = 5000;
 // What others do not work for so long, though there is something to do, is not left to them.
 constexpr Milliseconds kNeglect = 5000;
+// All delayed events that are due may be held by others. To go over them in vain is not to take all the time:
+// it rests so many times longer.
+constexpr Milliseconds kVainRest = 4;
+constexpr Milliseconds kVainRestMax = 2000;
 constexpr Milliseconds kFailureRest = 1000;
 constexpr Milliseconds kFailureRestMax = 60'000;
 // Clean-up: while there is work, when work ends, and now and then at any rate, since rows grow old by
@@ -172,8 +176,10 @@ class Worker {
       if (seen.suspended) pg::copy_text(seen.why, why ? why : "");
       if (seen.suspended) return;
       seen.due = outbox::next_due(claims.data(), static_cast<int32>(claims.size()));
-      if (seen.due <= GetCurrentTimestamp()) {
-        outbox::move_due_events();
+      if (seen.due <= GetCurrentTimestamp() && move_at_ <= now) {
+        const Milliseconds begun = now_ms();
+        if (outbox::move_due_events() == 0)
+          move_at_ = now_ms() + std::min(kVainRest * (now_ms() - begun), kVainRestMax);
         seen.due = outbox::next_due(claims.data(), static_cast<int32>(claims.size()));
       }
       if (refresh) seen.rows = read_destinations(scratch_, &seen.count);
@@ -479,6 +485,7 @@ class Worker {
   Milliseconds look_at_ = 0;
   Milliseconds looked_at_ = 0;
   Milliseconds poll_at_ = 0;
+  Milliseconds move_at_ = 0;  // delayed events
   Milliseconds refresh_at_ = 0;
   Milliseconds neglect_at_ = kNever;  // to look what others leave
   Milliseconds refreshed_at_ = -kRefreshInterval;

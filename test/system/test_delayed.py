@@ -60,6 +60,99 @@ def test_a_long_key_that_is_held_up_holds_up_no_other(db, movers):
     assert in_log(db) == ["other"] + [f"k{i}" for i in range(1, 2501)]
 
 
+def schedule_many(db, count, ordering_key="k"):
+    """k1, k2 … of one key, due one after the other an hour ago."""
+    db.sql("""INSERT INTO outbox_scheduled (deliver_after, created_at, scope, event_key, event_type, ordering_key, payload)
+              SELECT clock_timestamp() - interval '1 hour' + make_interval(secs => n * 1e-3), clock_timestamp(), '', 'k' || n, 't', %s, '{}'
+                FROM generate_series(1, %s) AS n""", ordering_key, count)
+
+
+def patient(connection, seconds=2):
+    """No statement of it takes longer."""
+    run(connection, f"SET statement_timeout = '{int(1000 * seconds * float(os.environ.get('RETRYSAFE_SLOWNESS', 1)))}ms'")
+
+
+def test_a_very_long_key_that_is_held_up_costs_little(db, movers):
+    """Each event is looked at, none of the key is locked: who cancels another one of it does not wait."""
+    schedule_many(db, 100000)
+    schedule(db, "other", "z", seconds=1)
+    canceller = db.connect(autocommit=False)
+    run(canceller, "SELECT outbox_cancel('k1')")
+    connection, fetch = movers[0]
+    patient(connection)
+    eventually(lambda: run(connection, fetch) and run(connection, "SELECT id FROM outbox_log"))
+    patient(canceller)
+    assert run(canceller, "SELECT outbox_cancel('k2'), outbox_cancel('k1001')") == [(True, True)]
+    connection.commit()
+    assert in_log(db) == ["other"]
+
+
+def test_a_pass_is_gone_on_with_where_it_met_only_what_is_held(db, movers):
+    schedule_many(db, 2500)
+    schedule(db, "other", "z", seconds=1)
+    canceller = db.connect(autocommit=False)
+    run(canceller, "SELECT outbox_cancel('k1')")
+    connection, fetch = movers[0]
+    connection.autocommit = True
+    run(connection, "SET retrysafe.fault_points = 'moving.time_is_up'")
+    eventually(lambda: run(connection, fetch) and in_log(db))
+    assert in_log(db) == ["other"]
+    canceller.rollback()
+    run(connection, "SET retrysafe.fault_points = ''")
+    eventually(lambda: run(connection, fetch) and db.value("SELECT count(*) FROM outbox_scheduled") == 0)
+    assert in_log(db) == ["other"] + [f"k{i}" for i in range(1, 2501)]
+
+
+@pytest.mark.parametrize("end", ["ROLLBACK", "ROLLBACK TO s", "PREPARE TRANSACTION 'moved'"])
+def test_what_a_transaction_gives_back_is_before_what_followed(db, movers, end):
+    """It moves a1, and passes a part of k, which is held, in a second call."""
+    db.sql("SELECT outbox_emit(null, 'first', 't', '1')")  # the indexes of the log begin, which all sessions hear of
+    schedule(db, "a1", "a", 7200)
+    schedule_many(db, 1500)
+    schedule(db, "a2", "a", 1)
+    canceller = db.connect(autocommit=False)
+    run(canceller, "SELECT outbox_cancel('k1')")
+    connection, fetch = movers[0]
+    run(connection, "SET retrysafe.fault_points = 'moving.time_is_up'")
+    connection.commit()
+    run(connection, "SAVEPOINT s")
+    run(connection, fetch)
+    run(connection, fetch)
+    run(connection, end)
+    for _ in range(5):
+        run(connection, fetch)
+        if end != "ROLLBACK TO s":
+            connection.commit()
+    if end.startswith("PREPARE"):
+        assert in_log(db) == ["first"]
+        db.sql("COMMIT PREPARED 'moved'")
+        connection.commit()
+        connection.autocommit = True
+        eventually(lambda: run(connection, fetch) and len(in_log(db)) == 3)
+    connection.commit()
+    assert in_log(db) == ["first", "a1", "a2"]
+    canceller.rollback()
+
+
+def test_large_ones_come_bit_by_bit(db, movers):
+    """A single one, however large, does come. The disk is slow: a trigger."""
+    db.sql("""INSERT INTO outbox_scheduled (deliver_after, created_at, scope, event_key, event_type, payload)
+              SELECT clock_timestamp() - interval '1 hour' + make_interval(secs => n * 1e-3), clock_timestamp(), '', 'e' || n, 't',
+                     (SELECT to_jsonb(string_agg(md5((m * 1000 + n)::text), ''))
+                        FROM generate_series(1, CASE n WHEN 1 THEN 100000 ELSE 1600 END) AS m)
+                FROM generate_series(1, 300) AS n""")
+    db.sql("CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02); RETURN OLD; END $$")
+    db.sql("CREATE TRIGGER slow BEFORE DELETE ON outbox_scheduled FOR EACH ROW EXECUTE FUNCTION public.slow()")
+    connection, fetch = movers[0]
+    connection.autocommit = True
+    patient(connection, 4)
+    run(connection, fetch)
+    assert 1 <= len(in_log(db)) < 300
+    db.sql("DROP TRIGGER slow ON outbox_scheduled")
+    eventually(lambda: run(connection, fetch) and db.value("SELECT count(*) FROM outbox_scheduled") == 0)
+    assert in_log(db) == [f"e{i}" for i in range(1, 301)]
+
+
 def test_moved_when_due_in_order_of_delivery_times(db, movers):
     schedule(db, "late", seconds=1)
     schedule(db, "early", seconds=100)
@@ -93,7 +186,7 @@ def test_many_that_came_due_come_bit_by_bit(db, movers):
                 FROM generate_series(1, 300000) AS n""")
     connection, fetch = movers[0]
     connection.autocommit = True
-    run(connection, f"SET statement_timeout = '{int(2000 * float(os.environ.get('RETRYSAFE_SLOWNESS', 1)))}ms'")
+    patient(connection)
     eventually(lambda: run(connection, fetch)[0][0] > 0)
     assert db.value("SELECT count(*) FROM outbox_scheduled") > 0
     assert in_log(db)[:3] == ["e1", "e2", "e3"]
