@@ -245,7 +245,8 @@ int64 move_due_events() {
   const TimestampTz now = GetCurrentTimestamp();
   if (next_scheduled_due() > now) return 0;
   if (pass.until == 0 || pass.until > now || pass.generation != pg::extension().generation) begin_pass(now);
-  const TimestampTz until = pg::may_work_until(kMaxMoveUs);
+  // Who fetches looks for events afterwards, for as long.
+  const TimestampTz until = now + (pg::may_work_until(2 * kMaxMoveUs) - now) / 2;
   int64 moved = 0;
   pg::spi([&] {
     Portal due = open_pass();

@@ -276,7 +276,6 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_fetch) {
   if (request.max_bytes < 1)
     pg::raise(kInvalidParameter, "It must be at least 1; a single event may be larger.", "invalid max_bytes");
   request.lease_us = lease_argument(fcinfo, 3);
-  request.search_until = pg::may_work_until(kMaxSearchUs);
   request.session = session_name("session");
   if (transaction_has_emitted())
     pg::raise(kFetchAfterEmit, "Commit first, and fetch in a transaction of its own.",
@@ -296,6 +295,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_fetch) {
     if (d->lost) raise_lost(d->name);
     if (d->paused) return Datum{0};
     move_due_events();
+    request.search_until = pg::may_work_until(kMaxSearchUs);
     const Batch *batch = fetch(*d, request);
     if (batch) return_batch(*batch, reinterpret_cast<ReturnSetInfo *>(fcinfo->resultinfo));
     if (batch || is_current(*d)) return Datum{0};
