@@ -64,6 +64,8 @@ bool insert_into_active_piece(const LogEntry &entry, int64 *id) {
   values[log_column::kId - 1] = Int64GetDatum(*id);
   values[log_column::kTxid - 1] = FullTransactionIdGetDatum(transaction);
   values[log_column::kCreatedAt - 1] = TimestampTzGetDatum(entry.created_at);
+  values[log_column::kDeliverAfter - 1] = TimestampTzGetDatum(entry.deliver_after);
+  nulls[log_column::kDeliverAfter - 1] = entry.deliver_after == DT_NOBEGIN;
   values[log_column::kEventNumber - 1] = Int32GetDatum(entry.event_number);
   nulls[log_column::kEventNumber - 1] = entry.event_number == 0;
   set(log_column::kScope, entry.scope);

@@ -13,7 +13,8 @@ inline constexpr int kRefusals = 100;
 // What the log stores besides position and transaction id; null where the column is null.
 struct LogEntry {
   TimestampTz created_at;
-  int32 event_number;  // 0: it has an event key instead
+  TimestampTz deliver_after;  // DT_NOBEGIN: it was not delayed
+  int32 event_number;         // 0: it has an event key instead
   const text *scope;
   const text *idempotency_key;
   const text *event_key;

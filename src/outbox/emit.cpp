@@ -40,8 +40,8 @@ constinit pg::Statement insert_into_scheduled{
      XID8OID}};
 
 LogEntry log_entry(const NewEvent &event) {
-  return {GetCurrentTimestamp(), event.number,       event.scope,   event.idempotency_key, event.event_key,
-          event.event_type,      event.ordering_key, event.payload, event.headers};
+  return {GetCurrentTimestamp(), DT_NOBEGIN,       event.number,       event.scope,   event.idempotency_key,
+          event.event_key,       event.event_type, event.ordering_key, event.payload, event.headers};
 }
 
 constinit bool emitted = false;

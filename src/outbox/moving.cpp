@@ -43,7 +43,7 @@ constinit pg::Statement lock_free_ones{
 constinit pg::Statement take_out{
     "WITH taken AS (DELETE FROM @.outbox_scheduled WHERE ctid = ANY ($1) RETURNING ctid AS tid, *) "
     "SELECT scope, idempotency_key, CASE WHEN event_number IS NULL THEN event_key END, event_type,"
-    " ordering_key, payload, headers, created_at, coalesce(event_number, 0)"
+    " ordering_key, payload, headers, created_at, deliver_after, coalesce(event_number, 0)"
     " FROM taken ORDER BY deliver_after, created_at, tid",
     {TIDARRAYOID}};
 
@@ -162,10 +162,15 @@ LogEntry entry_of(const pg::Row &row) {
   const auto pointer = [&](int column) {
     return row.is_null(column) ? nullptr : DatumGetPointer(row.datum(column));
   };
-  return {DatumGetTimestampTz(row.datum(8)),          row.int32_at(9),
-          reinterpret_cast<const text *>(pointer(1)), reinterpret_cast<const text *>(pointer(2)),
-          reinterpret_cast<const text *>(pointer(3)), reinterpret_cast<const text *>(pointer(4)),
-          reinterpret_cast<const text *>(pointer(5)), reinterpret_cast<const Jsonb *>(pointer(6)),
+  return {DatumGetTimestampTz(row.datum(8)),
+          DatumGetTimestampTz(row.datum(9)),
+          row.int32_at(10),
+          reinterpret_cast<const text *>(pointer(1)),
+          reinterpret_cast<const text *>(pointer(2)),
+          reinterpret_cast<const text *>(pointer(3)),
+          reinterpret_cast<const text *>(pointer(4)),
+          reinterpret_cast<const text *>(pointer(5)),
+          reinterpret_cast<const Jsonb *>(pointer(6)),
           reinterpret_cast<const Jsonb *>(pointer(7))};
 }
 

@@ -217,8 +217,9 @@ namespace {
 // Copied from the log, which still has the event: its shard has not got past it.
 constinit pg::Statement insert_parked{
     "INSERT INTO @.outbox_parked (destination, shard, id, state, attempts, retry_at, reason, settled_at, "
-    "txid, created_at, scope, idempotency_key, event_key, event_type, ordering_key, payload, headers)"
-    " SELECT $1, $2, id, $4, $5, $6, $7, $8, txid, created_at, scope, idempotency_key,"
+    "txid, created_at, deliver_after, scope, idempotency_key, event_key, event_type, ordering_key, payload, "
+    "headers)"
+    " SELECT $1, $2, id, $4, $5, $6, $7, $8, txid, created_at, deliver_after, scope, idempotency_key,"
     " coalesce(event_key, idempotency_key || '~' || event_number), event_type, ordering_key, payload, headers"
     " FROM @.outbox_log WHERE id = $3"
     " ON CONFLICT (destination, shard, id) DO NOTHING",

@@ -7,7 +7,7 @@ import pytest
 from conftest import Database, cluster, eventually, run
 from rings import bytes_of, fetch_all, ring, turn_until
 
-COLUMNS = """id bigint, txid xid8, created_at timestamptz, event_number integer, scope text, idempotency_key text, event_key text,
+COLUMNS = """id bigint, txid xid8, created_at timestamptz, deliver_after timestamptz, event_number integer, scope text, idempotency_key text, event_key text,
              event_type text, ordering_key text, payload jsonb, headers jsonb, arrival bigint DEFAULT nextval('arrivals')"""
 
 

@@ -169,6 +169,25 @@ def test_moved_when_due_in_order_of_delivery_times(db, movers):
     assert db.sql("SELECT event_key FROM outbox_scheduled") == [("not yet",)]
 
 
+def test_the_age_counts_from_when_it_was_due(db, movers):
+    """In the table of delayed events, where nobody moves it; in the log; and parked."""
+    def age():
+        return db.sql("SELECT DISTINCT oldest_pending_age BETWEEN '1 minute' AND '1 hour' FROM outbox_status")
+
+    schedule(db, "e", "k", seconds=60)
+    db.sql("UPDATE outbox_scheduled SET created_at = created_at - interval '30 days'")
+    assert age() == [(True,)]
+    for connection, fetch in movers:
+        connection.autocommit = True
+        run(connection, fetch)
+    assert in_log(db) == ["e"] and age() == [(True,)]
+    for (connection, _), name in zip(movers, ("one", "two")):
+        batch, event_id = run(connection, "SELECT batch, event_id FROM outbox_fetch(%s)", name)[0]
+        run(connection, "SELECT outbox_nack(%s, %s, retry_after => '1 hour')", batch, event_id)
+    assert db.sql("SELECT state FROM outbox_parked") == [("retry",)] * 2 and age() == [(True,)]
+    assert db.value("SELECT clock_timestamp() - created_at > interval '29 days' FROM outbox_events")
+
+
 def test_many_of_one_time_keep_the_order_of_the_emits(db, movers):
     db.sql("SELECT count(outbox_emit(null, 'e' || i, 't', to_jsonb(i), 'key', deliver_after => '2100-01-01')) "
            "FROM generate_series(1, 5000) i")

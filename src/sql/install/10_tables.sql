@@ -46,6 +46,7 @@ CREATE TABLE @extschema@.outbox_log (
   id              bigint NOT NULL,       -- the columns of fixed width first: no padding
   txid            xid8 NOT NULL,
   created_at      timestamptz NOT NULL,
+  deliver_after   timestamptz,           -- of an event that was delayed: it is here since then, and not since it was emitted
   event_number    integer,               -- within the request; its event key is the text IDEMPOTENCY_KEY~NUMBER
   scope           text COLLATE "C" NOT NULL,
   idempotency_key text COLLATE "C",
@@ -268,6 +269,7 @@ CREATE TABLE @extschema@.outbox_parked (
   settled_at      timestamptz,           -- when it became dead, delivered or discarded
   txid            xid8 NOT NULL,
   created_at      timestamptz NOT NULL,
+  deliver_after   timestamptz,           -- as in the log
   scope           text COLLATE "C" NOT NULL,
   idempotency_key text COLLATE "C",
   event_key       text COLLATE "C" NOT NULL,

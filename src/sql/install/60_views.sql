@@ -12,7 +12,7 @@ CREATE VIEW @extschema@.outbox_events AS
   SELECT l.id,
          @extschema@.outbox_event_id(coalesce(l.event_key, l.idempotency_key || '~' || l.event_number), l.scope) AS event_id,
          l.scope, l.idempotency_key, l.event_key, l.event_number, l.event_type, l.ordering_key, l.payload, l.headers, l.created_at,
-         l.txid,
+         l.deliver_after, l.txid,
          (SELECT nullif(pg_catalog.max(@extschema@.outbox_recorded_at(d.destination, d.shards, d.event_types, l.id, l.txid,
                                                            l.event_type, l.ordering_key)), 'infinity')
             FROM @extschema@.outbox_destinations d) AS sent_at
@@ -109,8 +109,9 @@ CREATE VIEW @extschema@.outbox_status AS
          suspended.reason AS suspended_reason,
          d.paused, d.lost_at,
          s.backlog,
-         pg_catalog.clock_timestamp() - least(waiting.oldest, (
-           SELECT l.created_at FROM @extschema@.outbox_log l WHERE l.id > s.position ORDER BY l.id LIMIT 1
+         -- A delayed event is pending from when it is due, also while nobody moves it into the log.
+         pg_catalog.clock_timestamp() - least(waiting.oldest, delayed.oldest_due, (
+           SELECT coalesce(l.deliver_after, l.created_at) FROM @extschema@.outbox_log l WHERE l.id > s.position ORDER BY l.id LIMIT 1
          )) AS oldest_pending_age,
          s.delivered,
          coalesce(held.bytes, 0) AS holds_back_bytes,
@@ -125,6 +126,8 @@ CREATE VIEW @extschema@.outbox_status AS
    CROSS JOIN (SELECT CASE WHEN q.is_called THEN q.last_value ELSE q.last_value - 1 END AS position
                  FROM @extschema@.outbox_log_id_seq q) AS log
    CROSS JOIN (SELECT @extschema@.outbox_suspended_reason() AS reason) AS suspended
+   CROSS JOIN (SELECT pg_catalog.min(s.deliver_after) AS oldest_due FROM @extschema@.outbox_scheduled s
+                WHERE s.deliver_after <= pg_catalog.clock_timestamp()) AS delayed
    CROSS JOIN (SELECT @extschema@.outbox_awaits_standby() AS awaited) AS standby
    CROSS JOIN LATERAL (
            -- Where progress is missing, it is unknown.
@@ -147,7 +150,7 @@ CREATE VIEW @extschema@.outbox_status AS
                                  ORDER BY n.destination DESC, n.shard DESC, n.seq DESC LIMIT 1) AS b
             WHERE h.destination = d.destination) AS s
    CROSS JOIN LATERAL (
-           SELECT pg_catalog.count(*) AS events, pg_catalog.count(*) FILTER (WHERE p.state = 'retry') AS retry, pg_catalog.min(p.created_at) AS oldest
+           SELECT pg_catalog.count(*) AS events, pg_catalog.count(*) FILTER (WHERE p.state = 'retry') AS retry, pg_catalog.min(coalesce(p.deliver_after, p.created_at)) AS oldest
              FROM @extschema@.outbox_parked p
             WHERE p.destination = d.destination AND p.state IN ('retry', 'blocked')) AS waiting
    CROSS JOIN LATERAL (
