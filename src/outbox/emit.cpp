@@ -6,6 +6,7 @@
 #include "idempotency/claims.hpp"
 #include "outbox/append.hpp"
 #include "outbox/event_key.hpp"
+#include "outbox/scheduled.hpp"
 #include "pg/boundary.hpp"
 #include "pg/json_text.hpp"
 #include "pg/statement.hpp"
@@ -381,7 +382,9 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_emit) {
     if (TIMESTAMP_NOT_FINITE(event.deliver_after))
       pg::raise(kInvalidDeliverAfter, "Give a point in time, or null to deliver at once.",
                 "deliver_after must be finite");
-    event.delayed = event.deliver_after > GetCurrentTimestamp();
+    // Its place among the delayed ones of its key is behind those that were due before, moved or not.
+    event.delayed =
+        event.deliver_after > GetCurrentTimestamp() || (event.ordering_key && waits_by(event.deliver_after));
   }
 
   int64 id;

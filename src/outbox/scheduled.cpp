@@ -1,7 +1,9 @@
 #include "outbox/scheduled.hpp"
 
 #include "outbox/event_key.hpp"
+#include "outbox/log_columns.hpp"
 #include "pg/boundary.hpp"
+#include "pg/index_scan.hpp"
 #include "pg/statement.hpp"
 
 namespace retrysafe::outbox {
@@ -23,6 +25,18 @@ TimestampTz next_scheduled_due() {
     const pg::Row row(0);
     return row.is_null(1) ? DT_NOEND : DatumGetTimestampTz(row.datum(1));
   });
+}
+
+bool waits_by(TimestampTz due) {
+  const pg::Extension &e = pg::extension();
+  if (pg::is_untouched(e.outbox_scheduled)) return false;
+  pg::IndexScan scan =
+      pg::begin_scan(e.outbox_scheduled, e.outbox_scheduled_deliver_after, SnapshotSelf, nullptr, 0);
+  bool null;
+  const bool waits =
+      scan.next() && DatumGetTimestampTz(scan.datum(scheduled_column::kDeliverAfter, &null)) <= due;
+  scan.end();
+  return waits;
 }
 
 }  // namespace retrysafe::outbox

@@ -9,6 +9,10 @@ namespace retrysafe::outbox {
 // When the next delayed event comes due, as this statement sees it; infinity when none waits.
 TimestampTz next_scheduled_due();
 
+// Whether one that comes due at that time or before has not been moved yet. For emits: takes no predicate
+// locks.
+bool waits_by(TimestampTz due);
+
 // Called once from _PG_init.
 void watch_moving_transactions();
 

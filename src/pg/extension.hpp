@@ -10,27 +10,28 @@ namespace retrysafe::pg {
 
 // X-macro of the relations that C++ opens by itself; each is looked up once by name in the extension's schema
 // and must be a member of the extension. SQL statements name the schema instead (see statement.hpp).
-#define RETRYSAFE_RELATIONS(X)  \
-  X(ring_pieces)                \
-  X(ring_pieces_pkey)           \
-  X(idem_records)               \
-  X(idem_records_with_ttl)      \
-  X(idem_records_with_ttl_pkey) \
-  X(idempotency_records)        \
-  X(outbox_log)                 \
-  X(outbox_log_id_seq)          \
-  X(outbox_eras)                \
-  X(outbox_eras_pkey)           \
-  X(outbox_destinations)        \
-  X(outbox_destinations_pkey)   \
-  X(outbox_scheduled)           \
-  X(outbox_scheduled_event_key) \
-  X(outbox_shards)              \
-  X(outbox_shards_pkey)         \
-  X(outbox_parked)              \
-  X(outbox_parked_pkey)         \
-  X(outbox_parked_due)          \
-  X(outbox_parked_waiting)      \
+#define RETRYSAFE_RELATIONS(X)      \
+  X(ring_pieces)                    \
+  X(ring_pieces_pkey)               \
+  X(idem_records)                   \
+  X(idem_records_with_ttl)          \
+  X(idem_records_with_ttl_pkey)     \
+  X(idempotency_records)            \
+  X(outbox_log)                     \
+  X(outbox_log_id_seq)              \
+  X(outbox_eras)                    \
+  X(outbox_eras_pkey)               \
+  X(outbox_destinations)            \
+  X(outbox_destinations_pkey)       \
+  X(outbox_scheduled)               \
+  X(outbox_scheduled_event_key)     \
+  X(outbox_scheduled_deliver_after) \
+  X(outbox_shards)                  \
+  X(outbox_shards_pkey)             \
+  X(outbox_parked)                  \
+  X(outbox_parked_pkey)             \
+  X(outbox_parked_due)              \
+  X(outbox_parked_waiting)          \
   X(outbox_parked_dead)
 
 // The pieces of rings, see storage/ring.hpp: name_1, name_2, …

@@ -271,6 +271,25 @@ def test_two_movers_keep_the_order_of_a_key(db, movers):
     assert in_log(db) == ["a1", "b1", "a2"]  # by position: a1 was drawn first, and committed before a2 was drawn
 
 
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "SERIALIZABLE"])
+def test_what_is_due_when_it_is_emitted_comes_behind_what_was_due_before(db, movers, isolation):
+    schedule(db, "a1", "a", 100)
+    emit = "SELECT outbox_emit(null, %s, 't', '1', %s, deliver_after => clock_timestamp() - make_interval(secs => %s)) IS NULL"
+    c = db.connect()
+    c.set_session(isolation_level=isolation)
+    assert run(c, emit, "a2", "a", 50) == [(True,)]
+    assert run(c, emit, "a0", "a", 150) == [(False,)]
+    assert run(c, emit, "free", None, 50) == [(False,)]
+    move(movers[0])
+    # Being moved, it is still there.
+    assert run(c, emit, "a3", "a", 40) == [(True,)]
+    movers[0][0].commit()
+    move(movers[1])
+    movers[1][0].commit()
+    assert in_log(db) == ["a0", "free", "a1", "a2", "a3"]
+    assert run(c, emit, "a4", "a", 30) == [(False,)]
+
+
 def test_everything_at_once(db, movers):
     """Emits at once and delayed, cancellations, roll-backs and moves of the same event keys, at every isolation
     level: each key that somebody committed is in the log once, at the position that callers were told."""

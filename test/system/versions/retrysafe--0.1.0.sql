@@ -737,7 +737,7 @@ CREATE VIEW @extschema@.outbox_status AS
          s.backlog,
          -- A delayed event is pending from when it is due, also while nobody moves it into the log.
          pg_catalog.clock_timestamp() - least(waiting.oldest, delayed.oldest_due, (
-           SELECT coalesce(l.deliver_after, l.created_at) FROM @extschema@.outbox_log l WHERE l.id > s.position ORDER BY l.id LIMIT 1
+           SELECT greatest(l.deliver_after, l.created_at) FROM @extschema@.outbox_log l WHERE l.id > s.position ORDER BY l.id LIMIT 1
          )) AS oldest_pending_age,
          s.delivered,
          coalesce(held.bytes, 0) AS holds_back_bytes,
@@ -752,8 +752,9 @@ CREATE VIEW @extschema@.outbox_status AS
    CROSS JOIN (SELECT CASE WHEN q.is_called THEN q.last_value ELSE q.last_value - 1 END AS position
                  FROM @extschema@.outbox_log_id_seq q) AS log
    CROSS JOIN (SELECT @extschema@.outbox_suspended_reason() AS reason) AS suspended
-   CROSS JOIN (SELECT pg_catalog.min(s.deliver_after) AS oldest_due FROM @extschema@.outbox_scheduled s
-                WHERE s.deliver_after <= pg_catalog.clock_timestamp()) AS delayed
+   CROSS JOIN (SELECT (SELECT greatest(s.deliver_after, s.created_at) FROM @extschema@.outbox_scheduled s
+                        WHERE s.deliver_after <= pg_catalog.clock_timestamp()
+                        ORDER BY s.deliver_after LIMIT 1) AS oldest_due) AS delayed
    CROSS JOIN (SELECT @extschema@.outbox_awaits_standby() AS awaited) AS standby
    CROSS JOIN LATERAL (
            -- Where progress is missing, it is unknown.
@@ -776,7 +777,7 @@ CREATE VIEW @extschema@.outbox_status AS
                                  ORDER BY n.destination DESC, n.shard DESC, n.seq DESC LIMIT 1) AS b
             WHERE h.destination = d.destination) AS s
    CROSS JOIN LATERAL (
-           SELECT pg_catalog.count(*) AS events, pg_catalog.count(*) FILTER (WHERE p.state = 'retry') AS retry, pg_catalog.min(coalesce(p.deliver_after, p.created_at)) AS oldest
+           SELECT pg_catalog.count(*) AS events, pg_catalog.count(*) FILTER (WHERE p.state = 'retry') AS retry, pg_catalog.min(greatest(p.deliver_after, p.created_at)) AS oldest
              FROM @extschema@.outbox_parked p
             WHERE p.destination = d.destination AND p.state IN ('retry', 'blocked')) AS waiting
    CROSS JOIN LATERAL (
