@@ -139,6 +139,9 @@ bool is_current(const Destination &destination);
 // Moves due events from outbox_scheduled into the log, or as many of them as can be moved in a moment.
 // Returns how many.
 int64 move_due_events();
+// The same for a client, who holds what it has moved as long as its transaction lasts, for all destinations:
+// what a worker does in time is left to it.
+int64 move_due_events_without_worker();
 // The next batch of a claimed shard; null when there is nothing to do. Writes nothing. Flushes WAL past
 // everything that the batch's window sees, so that nothing is published before its commit is durable. Looks
 // at a bounded number of rows: a batch without events has only to be recorded, and the next one read. Windows

@@ -15,6 +15,7 @@
 #include "pg/statement.hpp"
 #include "pg/text.hpp"
 #include "pg/xact_events.hpp"
+#include "runtime/wakeup.hpp"
 
 #include "pg/server.hpp"
 
@@ -245,6 +246,11 @@ Passed pass_some(Portal due, TimestampTz until, Piece *piece, int64 *moved) {
 }
 
 }  // namespace
+
+int64 move_due_events_without_worker() {
+  if (runtime::has_worker() && !waits_by(GetCurrentTimestamp() - kWorkerPatienceUs)) return 0;
+  return move_due_events();
+}
 
 int64 move_due_events() {
   const TimestampTz now = GetCurrentTimestamp();

@@ -294,7 +294,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_fetch) {
                 "destination \"%s\" of kind \"function\" cannot be fetched from", name);
     if (d->lost) raise_lost(d->name);
     if (d->paused) return Datum{0};
-    move_due_events();
+    move_due_events_without_worker();
     request.search_until = pg::may_work_until(kMaxSearchUs);
     const Batch *batch = fetch(*d, request);
     if (batch) return_batch(*batch, reinterpret_cast<ReturnSetInfo *>(fcinfo->resultinfo));

@@ -242,7 +242,9 @@ TimestampTz next_chance(int32 destination, TimestampTz after) {
     if (rows[i].holder) consider(rows[i].lease_until);
     consider(next_parked_due(destination, rows[i].shard));
   }
-  consider(next_scheduled_due());
+  const TimestampTz due = next_scheduled_due();
+  consider(due);
+  if (due != DT_NOEND) consider(due + kWorkerPatienceUs);
   return chance;
 }
 

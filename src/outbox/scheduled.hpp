@@ -9,6 +9,9 @@ namespace retrysafe::outbox {
 // When the next delayed event comes due, as this statement sees it; infinity when none waits.
 TimestampTz next_scheduled_due();
 
+// What is due for so long is not left to a worker any more: it may be busy with a function.
+inline constexpr int64 kWorkerPatienceUs = 1000 * 1000;
+
 // Whether one that comes due at that time or before has not been moved yet. For emits: takes no predicate
 // locks.
 bool waits_by(TimestampTz due);

@@ -1,5 +1,7 @@
 #include "runtime/wakeup.hpp"
 
+#include <algorithm>
+
 #include "runtime/control_area.hpp"
 
 #include "pg/server.hpp"
@@ -31,6 +33,17 @@ void announce_commit(News news) noexcept {
       if (session->database == MyDatabaseId) ring(session, kBellWork);
     });
   }
+}
+
+bool has_worker() noexcept {
+  const ControlArea *area = control_area();
+  if (!area) return false;
+  return locked(LW_SHARED, [&] {
+    return std::any_of(area->slots, area->slots + area->slot_count, [](const WorkerSlot &slot) {
+      return slot.database == MyDatabaseId && slot.state == SlotState::kRunning && !slot.stop &&
+             slot.shards > 0;
+    });
+  });
 }
 
 }  // namespace retrysafe::runtime

@@ -1,4 +1,5 @@
 """Delayed events: every fetch first moves due ones into the log, whatever else goes on with them."""
+import contextlib
 import os
 import random
 import threading
@@ -356,6 +357,52 @@ def test_everything_at_once(db, movers):
     cancelled = {key for key, kind, result in told if kind == "cancel" and result}
     emitted = {key for key, kind, _ in told if kind != "cancel"}
     assert cancelled and emitted - cancelled <= set(log)
+
+
+@contextlib.contextmanager
+def busy_worker(server, db):
+    """Kind `function` calls a function that comes back when the block lets it, by the lock that is yielded, or at its end.
+    What its destination got is in public.got."""
+    db.sql("CREATE TABLE public.got (event_key text)")
+    db.sql("""CREATE FUNCTION public.take(e jsonb) RETURNS void LANGUAGE plpgsql AS $$ BEGIN
+                INSERT INTO public.got VALUES (e ->> 'key');
+                IF e ->> 'key' = 'long' THEN PERFORM pg_advisory_xact_lock(7); END IF;
+              END $$""")
+    db.sql("SELECT outbox_create_destination('f', 'function', '{\"function\": \"public.take(jsonb)\"}')")
+    db.sql("SELECT outbox_create_destination('p', 'pull', event_types => '{none,late}')")
+    lock = db.connect()
+    run(lock, "SELECT pg_advisory_lock(7)")
+    with setting(server, "retrysafe.workers_per_database", "1", db.connect()):
+        db.sql("SELECT outbox_emit(null, 'long', 't', '1')")
+        eventually(lambda: db.value("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                                    " AND backend_type = 'retrysafe worker' AND wait_event = 'advisory'"))
+        yield lock
+        lock.close()
+
+
+def test_a_fetch_leaves_what_is_due_to_a_worker(server, db):
+    """Else its open transaction would keep the event from all destinations, although there was nothing in it for its own."""
+    schedule(db, "e", "k", seconds=-3600)
+    with busy_worker(server, db) as lock:
+        client = db.connect()
+        run(client, "UPDATE retrysafe.outbox_scheduled SET deliver_after = clock_timestamp(); COMMIT; BEGIN;" + FETCH.format("p"))
+        lock.close()
+        eventually(lambda: db.sql("SELECT event_key FROM public.got ORDER BY 1") == [("e",), ("long",)])
+        run(client, "COMMIT")
+
+
+def test_a_worker_that_is_busy_is_not_waited_for_long(server, db):
+    with busy_worker(server, db), setting(server, "retrysafe.poll_interval", "1h", db.connect()):
+        db.sql("SELECT outbox_emit(null, 'e', 'late', '1', deliver_after => clock_timestamp() + interval '300 ms')")
+        client = db.connect()
+
+        def fetched():
+            run(client, "CALL outbox_wait('{p}', '1 hour')")
+            return run(client, FETCH.format("p"))[0][0]
+
+        run(client, "SET statement_timeout = '20s'")
+        eventually(fetched)
+        assert db.sql("SELECT event_key FROM public.got") == []
 
 
 def test_who_waits_hears_of_what_its_own_fetch_has_moved(server, db, movers):
