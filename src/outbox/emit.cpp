@@ -387,7 +387,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_emit) {
         event.deliver_after > GetCurrentTimestamp() || (event.ordering_key && waits_by(event.deliver_after));
   }
 
-  int64 id;
+  int64 id = 0;
   if (!emit(&event, &id)) PG_RETURN_NULL();
   PG_RETURN_INT64(id);
 }
