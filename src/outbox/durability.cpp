@@ -50,6 +50,13 @@ bool is_of(const KeptWindow &kept, const OpenWindow &open) {
          same_snapshot(*kept.window, *open.window.now);
 }
 
+// Whether the window is what `open` goes on in, or is opened anew as (see reopen_window).
+bool comes_from(const KeptWindow &kept, const OpenWindow &open) {
+  if (!kept.done || kept.generation != pg::extension().generation) return false;
+  return (kept.window_no == open.window_no + 1 && same_snapshot(*kept.done, *open.window.now)) ||
+         (kept.window_no == open.window_no && same_snapshot(*kept.done, *open.window.done->snapshot));
+}
+
 bool has_arrived(KeptWindow *kept) {
   if (kept->awaited != InvalidXLogRecPtr && standbys_have(kept->awaited)) kept->awaited = InvalidXLogRecPtr;
   return kept->awaited == InvalidXLogRecPtr;
@@ -95,6 +102,7 @@ bool is_kept_for_standby(const ShardKey &key, const OpenWindow &open) {
   KeptWindow *kept = find(key);
   if (!kept) return false;
   if (is_wanted() && is_of(*kept, open)) return !has_arrived(kept);
+  if (is_wanted() && comes_from(*kept, open)) return false;  // it is asked about when it is read
   kept->awaited = InvalidXLogRecPtr;  // it was about another window, or was not wanted any more
   return false;
 }

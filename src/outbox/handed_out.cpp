@@ -42,6 +42,9 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, HandedOut *o
   if (!known || (same_window && cursor.position < handle.from) || handle.to > open.window.now->ceiling)
     pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.",
               "invalid batch");
+  if (!same_window && !goes_on_from(open, cursor))
+    pg::raise(kStaleBatch, "Fetch again: its events come again, but for those that were recorded.",
+              "an earlier batch, with events of this one, was recorded since it was fetched");
   open.position = handle.from;
   const Limits limits{PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX, false, false};
   Range &range = out->range;
@@ -50,6 +53,7 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, HandedOut *o
     pg::raise(kStaleBatch, "Fetch again: its events come again.",
               "the events of the batch changed with its destination since it was fetched");
   batch.window_no = handle.window_no;
+  batch.resumed_at = open.window.done->resumed_at();
   batch.from = same_window ? cursor.position : handle.from;
   batch.to = handle.to;
   batch.already_parked = parked_in(range, batch.from, batch.to);
@@ -90,6 +94,7 @@ void lock_handed_out(const BatchHandle &handle, HandedOut *out) {
   Era era{};
   const bool is_there = lock_shard(handle.destination, handle.shard, true, &out->row) && current_era(&era);
   out->batch = Batch{};
+  out->batch.resumed_at = -1;
   out->batch.log = era.log;
   out->batch.claim = claim_of(handle, era.log);
   if (!is_there || !is_valid(out->row, out->batch.claim, GetCurrentTimestamp()))

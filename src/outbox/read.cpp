@@ -164,7 +164,7 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
   }
   // Where the log has to wait, due parked events do not: they were published before.
   const auto without_log = [&]() -> Batch * {
-    if (log_first) parked_count = read_parked();
+    if (parked_count == 0) parked_count = read_parked();
     if (parked_count == 0) return nullptr;
     only_parked(batch, cursor, parked, parked_count);
     return batch;
@@ -181,6 +181,7 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
     const bool anything = range.count > 0 || range.parked_count > 0;
     if (!anything && range.exhausted) {
       pass_over(d, claim.shard, cursor, open);
+      open.position = open.window.now->ceiling;
       if (open.stored) continue;  // what came after that window is still to be looked at
       if (without_log()) return batch;
       OpenWindow done;

@@ -125,6 +125,10 @@ int32 record_locked(const Destination &d, const Batch &batch, const Outcome *out
   if (cursor.seq != batch.seq) raise_stale(batch.claim);
   const Tally tally = record_events(d, batch, outcomes, away);
 
+  // A window that took over what another one had left is opened at each attempt, and stored when it has
+  // brought something: else an outage would leave one row behind another.
+  const bool brought = tally.delivered > 0 || tally.parked > 0 || tally.position == batch.to;
+  if (batch.resumed_at >= 0 && !brought) return 0;
   const bool moved = tally.position > batch.from;
   if (!moved && tally.delivered == 0 && tally.parked == 0) return 0;
   if (moved && batch.opens_window) store_window(batch);

@@ -146,12 +146,21 @@ OpenWindow open_window(const Destination &d, int32 shard, const Cursor &cursor, 
   }
 
   // A pull client stores the window that it opens, before anything of it is recorded.
-  if (const StoredWindow *next = load_window(d.destination, shard, next_no))
-    return make_open(d.destination, shard, next_no, *next, 0);
+  bool stale = false;
+  if (const StoredWindow *next = load_window(d.destination, shard, next_no)) {
+    const OpenWindow open = make_open(d.destination, shard, next_no, *next, 0);
+    stale = !goes_on_from(open, cursor);
+    if (!stale) return open;
+  }
 
   if (done->era != era.era) raise_window_missing(d.destination, shard, next_no);
   const Done *all = everything_in(copy_snapshot(*done, CurrentMemoryContext));
-  return {{all, snapshot_for({d.destination, shard}, next_no, *done, era)}, next_no, false, 0};
+  return {{all, snapshot_for({d.destination, shard}, next_no, *done, era)}, next_no, false, 0, stale};
+}
+
+bool goes_on_from(const OpenWindow &open, const Cursor &cursor) {
+  const int64 resumed_at = open.window.done->resumed_at();
+  return resumed_at < 0 || open.window_no != cursor.window_no + 1 || resumed_at == cursor.position;
 }
 
 OpenWindow reopen_window(const Destination &d, int32 shard, const Cursor &cursor, const OpenWindow &open,

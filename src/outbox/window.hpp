@@ -31,6 +31,9 @@ OpenWindow open_window(const Destination &destination, int32 shard, const Cursor
 OpenWindow reopen_window(const Destination &destination, int32 shard, const Cursor &cursor,
                          const OpenWindow &open, const Era &era);
 
+// False for a window that was to take over what another one had left, if that was read on in the meantime.
+bool goes_on_from(const OpenWindow &open, const Cursor &cursor);
+
 // A window that has its row; false when it has not.
 bool load_open_window(int32 destination, int32 shard, int64 window_no, OpenWindow *open);
 

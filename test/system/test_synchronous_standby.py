@@ -384,6 +384,22 @@ def test_who_fetches_waits_too(both, own_db):
     client.close()
 
 
+def test_what_goes_with_the_rest_of_a_window_waits_too(both, own_db):
+    """However often it is fetched: each time the window that was left is looked at first."""
+    local(own_db, "SELECT outbox_create_destination('d', 'pull', backoff => '1 ms', backoff_max => '1 ms')")
+    emit(own_db, "a")
+    client = connect(own_db)
+    eventually(lambda: run(client, """SELECT outbox_record(batch, jsonb_build_object(event_id, '{"status": "not tried"}'::jsonb),
+                                                           'down', '0 s') FROM outbox_fetch('d')"""))
+    both.leave()
+    emit(own_db, "b")
+    for _ in range(4):
+        assert "b" not in [key for _, key in fetch(client)]
+    both.come_back()
+    eventually(lambda: [key for _, key in fetch(client)] == ["a", "b"])
+    client.close()
+
+
 def test_batches_of_a_window_that_another_session_opened(both, own_db):
     """It asks for itself: the primary may have been promoted since."""
     local(own_db, "SELECT outbox_create_destination('d', 'pull', batch_events => 1)")

@@ -1,0 +1,92 @@
+"""Windows that are left half read while the destination is away: what was recorded does not come again, and no outage leaves
+one row behind another."""
+import json
+
+from conftest import eventually, run
+from pull_client import STALE, Client, create, emit, expire, refused
+
+
+def away(client):
+    """What a relay records when nothing got through."""
+    outcomes = {str(row[1]): {"status": "not tried"} for row in client.rows}
+    run(client.connection, "SELECT outbox_record(%s, %s, 'down', '0 s')", client.batch, json.dumps(outcomes))
+
+
+def comes(client, *keys):
+    eventually(lambda: client.fetch() == list(keys))
+
+
+def half_read(db, *keys):
+    """The first of them is recorded, the others found the destination away, and a later one is there."""
+    create(db, backoff="1 ms", backoff_max="1 ms")
+    emit(db, "first", *keys, ordering_key="k")
+    client = Client(db)
+    comes(client, "first", *keys)
+    client.ack("first")
+    comes(client, *keys)
+    away(client)
+    emit(db, "later", ordering_key="k")
+    return client
+
+
+def test_a_window_that_is_read_on_after_all(db):
+    """A smaller batch does not reach its end, and is acknowledged."""
+    client = half_read(db, "a", "b")
+    comes(client, "a", "b", "later")
+    assert client.fetch(1) == ["a"]
+    client.ack()
+    assert client.drain() == ["b", "later"]
+
+
+def test_a_batch_of_before_is_acknowledged(db):
+    """Two programs share a session. What the later batch brought again is recorded, so that it is of no use any more."""
+    client = half_read(db, "a", "b")
+    before = client.batch
+    comes(client, "a", "b", "later")
+    assert client.ack(batch=before) == 2
+    refused(STALE, client.ack)
+    assert client.drain() == ["later"]
+
+
+def test_a_parked_event_gets_through(db):
+    """It ends the back-off, and the window is read on."""
+    create(db, backoff="1 ms", backoff_max="1 ms")
+    emit(db, "parked")
+    emit(db, "first", "a", "b", ordering_key="k")
+    client = Client(db)
+    comes(client, "parked", "first", "a", "b")
+    client.nack("parked", retry_after="100 ms")
+    client.ack("first")
+    eventually(lambda: client.fetch()[-2:] == ["a", "b"])
+    away(client)
+    emit(db, "later", ordering_key="k")
+    comes(client, "parked", "a", "b", "later")
+    client.ack("parked")
+    assert client.drain() == ["a", "b", "later"]
+
+
+def test_an_outage_leaves_no_row_behind_another(db):
+    client = half_read(db, "a")
+    rows = "SELECT (SELECT count(*) FROM outbox_windows), (SELECT count(*) FROM outbox_batches)"
+    comes(client, "a", "later")
+    before = db.sql(rows)
+    keys = ["a", "later"]
+    for number in range(20):
+        away(client)
+        keys.append(f"e{number}")
+        emit(db, keys[-1])
+        comes(client, *keys)
+    assert db.sql(rows) == before
+
+
+def test_a_parked_event_that_is_all_that_is_wanted(db):
+    """Whoever fetches has passed over nothing yet, since each is a session of its own."""
+    create(db, event_types=["t", "u"])
+    emit(db, "a", ordering_key="k")
+    client = Client(db)
+    comes(client, "a")
+    client.nack("a")
+    db.sql("SELECT outbox_alter_destination('d', event_types => ARRAY['u'])")
+    client.connection.close()
+    expire(db)
+    assert Client(db).fetch() == ["a"]
