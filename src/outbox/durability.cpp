@@ -50,7 +50,7 @@ bool is_of(const KeptWindow &kept, const OpenWindow &open) {
          same_snapshot(*kept.window, *open.window.now);
 }
 
-// Whether the window is what `open` goes on in, or is opened anew as (see reopen_window).
+// Whether reopen_window would make this window of `open`.
 bool comes_from(const KeptWindow &kept, const OpenWindow &open) {
   if (!kept.done || kept.generation != pg::extension().generation) return false;
   return (kept.window_no == open.window_no + 1 && same_snapshot(*kept.done, *open.window.now)) ||

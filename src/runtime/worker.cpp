@@ -50,7 +50,7 @@ constexpr Milliseconds kClaimAgain = 5000;
 constexpr Milliseconds kNeglect = 5000;
 // All delayed events that are due may be held by others. To go over them in vain is not to take all the time:
 // it rests so many times longer.
-constexpr Milliseconds kVainRest = 4;
+constexpr int kVainRest = 4;
 constexpr Milliseconds kVainRestMax = 2000;
 constexpr Milliseconds kFailureRest = 1000;
 constexpr Milliseconds kFailureRestMax = 60'000;
