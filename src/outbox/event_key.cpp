@@ -58,15 +58,11 @@ FoundEvent copy_event(const EventTable &in, pg::IndexScan &scan) {
   return event;
 }
 
-bool is_taken_back(const pg::IndexScan &scan) {
-  const HeapTupleHeader header = ExecFetchSlotHeapTuple(scan.slot, false, nullptr)->t_data;
-  return !(header->t_infomask & (HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI)) &&
-         !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
-         HeapTupleHeaderGetRawXmax(header) == HeapTupleHeaderGetRawXmin(header);
-}
-
-// A row that is there counts before one that another transaction is busy with: the latter may be about to be
-// taken back because of the former, by a transaction that waits for ours.
+// A row that is there counts before one that another transaction is busy with, and may be about to take back
+// because of it.
+//
+// Nobody waits because of a row that was taken back. So those who lost a race do not wait in a circle: each
+// had taken its own row back before it looked for the one that it waits for.
 FoundEvent look_in(const EventTable &in, Datum event_key, Datum scope, KeyWriter *writer) {
   SnapshotData dirty;
   pg::IndexScan scan = begin_key_scan(in, &dirty, event_key, scope);
@@ -77,9 +73,8 @@ FoundEvent look_in(const EventTable &in, Datum event_key, Datum scope, KeyWriter
     const bool inserting = TransactionIdIsValid(dirty.xmin);
     const TransactionId xid = inserting ? dirty.xmin : dirty.xmax;
     if (TransactionIdIsValid(xid)) {
-      const bool took_back = is_taken_back(scan);
-      if (!writer->is_busy() || (writer->took_back && !took_back))
-        *writer = {xid, inserting, dirty.speculativeToken, in.table, scan.slot->tts_tid, took_back};
+      if (!writer->is_busy() && !scan.is_taken_back())
+        *writer = {xid, inserting, dirty.speculativeToken, in.table, scan.slot->tts_tid};
       continue;
     }
     if (!scan.transaction_can_see())
@@ -149,7 +144,8 @@ bool is_taken(Place place, Datum event_key, Datum scope) {
   const auto taken_in = [&](const EventTable &in) {
     SnapshotData dirty;
     pg::IndexScan scan = begin_key_scan(in, &dirty, event_key, scope);
-    const bool taken = scan.next();
+    bool taken = false;
+    while (!taken && scan.next()) taken = !scan.is_taken_back();
     scan.end();
     return taken;
   };

@@ -38,7 +38,6 @@ struct KeyWriter {
   uint32 speculation;
   Oid table;
   ItemPointerData tid;
-  bool took_back;  // has deleted the row again: it lost a race, and may end much later than who won
 
   bool is_busy() const { return TransactionIdIsValid(xid); }
 };
@@ -55,7 +54,8 @@ enum class Pieces { kAll, kOlder };  // kOlder: without the active one
 FoundEvent look_in_log(Datum event_key, Datum scope, KeyWriter *writer, Pieces pieces);
 void wait_for(const KeyWriter &writer);
 
-// True when a row of this key is in that place, be it committed or on its way in or out. Waits for nobody.
+// True when a row of this key is in that place, be it committed or on its way in or out, unless it was taken
+// back: whoever did that looks again before it inserts again. Waits for nobody.
 bool is_taken(Place place, Datum event_key, Datum scope);
 
 }  // namespace retrysafe::outbox

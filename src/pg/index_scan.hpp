@@ -37,6 +37,15 @@ struct IndexScan {
            table_tuple_satisfies_snapshot(table, slot, GetActiveSnapshot());
   }
 
+  // Whether the (sub)transaction that inserted the current row has deleted it again. Others see such a row
+  // in the index, as one that is being inserted, until the transaction ends; but it never comes back.
+  bool is_taken_back() {
+    const HeapTupleHeader header = ExecFetchSlotHeapTuple(slot, false, nullptr)->t_data;
+    return !(header->t_infomask & (HEAP_XMAX_INVALID | HEAP_XMAX_IS_MULTI)) &&
+           !HEAP_XMAX_IS_LOCKED_ONLY(header->t_infomask) &&
+           HeapTupleHeaderGetRawXmax(header) == HeapTupleHeaderGetRawXmin(header);
+  }
+
   // Locks stay until the end of the transaction, as the executor's do.
   void end() {
     index_endscan(scan);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "pg/extension.hpp"
+#include "pg/index_scan.hpp"
 #include "pg/row_statements.hpp"
 
 #include "pg/server.hpp"
@@ -115,12 +116,37 @@ bool enter_any(Relation table, const IndexShape &shape, TupleTableSlot *slot, In
   return entered;
 }
 
+// Whether the key of a row that is in the index belongs to another one. Those that were taken back do not
+// count, so that nobody has to wait for the end of a transaction that only lost a race.
+bool is_taken(Relation table, const IndexShape &shape, TupleTableSlot *row) {
+  if (!shape.plain) return true;
+  Relation index = index_open(shape.oid, RowExclusiveLock);
+  ScanKeyData keys[lengthof(shape.columns)];
+  const int count = IndexRelationGetNumberOfKeyAttributes(index);
+  for (int i = 0; i < count; ++i) {
+    const Oid type = index->rd_opcintype[i];
+    const Oid equals = get_opfamily_member(index->rd_opfamily[i], type, type, BTEqualStrategyNumber);
+    ScanKeyEntryInitialize(&keys[i], 0, static_cast<AttrNumber>(i + 1), BTEqualStrategyNumber, InvalidOid,
+                           index->rd_indcollation[i], get_opcode(equals),
+                           row->tts_values[shape.columns[i] - 1]);
+  }
+  index_close(index, NoLock);
+  SnapshotData dirty;
+  InitDirtySnapshot(dirty);
+  IndexScan scan = begin_scan(RelationGetRelid(table), shape.oid, &dirty, keys, count);
+  bool taken = false;
+  while (!taken && scan.next())
+    taken = !ItemPointerEquals(&scan.slot->tts_tid, &row->tts_tid) && !scan.is_taken_back();
+  scan.end();
+  return taken;
+}
+
 }  // namespace
 
 // ON CONFLICT makes room for a row by a speculative insertion: a lock and a WAL record more for every row, so
 // that those who lose a race can step back without a trace. Here the loser deletes its row again. Checking a
 // unique index and entering the row is one step under the lock of the page, so of two rows with one key
-// exactly one sees the other.
+// exactly one sees the other; and still does when it looks again, unless the other was taken back.
 bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
   Relation table = table_open(oid, RowExclusiveLock);
   const TableShape shape = shape_of(table);  // a copy: functions of an index may insert elsewhere
@@ -146,7 +172,8 @@ bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
   const IndexShape *const unique = std::find_if(static_cast<const IndexShape *>(shape.indexes), end,
                                                 [&](const IndexShape &i) { return i.oid == unique_index; });
   // It comes first: while it is being replaced (REINDEX CONCURRENTLY) there is another one that would raise.
-  const bool conflict = unique != end && !enter(*unique, UNIQUE_CHECK_PARTIAL);
+  const bool conflict =
+      unique != end && !enter(*unique, UNIQUE_CHECK_PARTIAL) && is_taken(table, *unique, slot);
   for (const IndexShape *index = shape.indexes; !conflict && index != end; ++index)
     if (index != unique) (void)enter(*index, index->unique ? UNIQUE_CHECK_YES : UNIQUE_CHECK_NO);
   if (conflict) {

@@ -162,33 +162,24 @@ def test_a_numbered_event_is_in_the_piece_that_was_active(db):
     sessions[0].close()
 
 
-def test_losers_of_a_race_whose_winner_rolls_back(db):
-    """Each of the two has a row in the index that it took back, and waits for the other: one of them has to begin again,
-    but no event is lost or written twice."""
+@pytest.mark.parametrize("inside, end", [("transaction", "ROLLBACK"), ("subtransaction", "ROLLBACK"), ("subtransaction", "ROLLBACK TO s")])
+def test_losers_of_a_race_whose_winner_rolls_back(db, inside, end):
+    """Each of them has a row in the index that it took back; they do not wait for each other because of that."""
     call = ["BEGIN", "SELECT outbox_emit(NULL, 'k', 't', '{}')"]
-    with stopped_at(db, "emit.before_insert", [call] * 3) as sessions:
+    if inside == "subtransaction":
+        call[1:1] = ["SAVEPOINT s"]
+    with stopped_at(db, "emit.before_insert", [call] * 4) as sessions:
         pass
-    winner = eventually(lambda: next((one for one in sessions if not one.blocks()), None))
-    winner.run("ROLLBACK")
-    losers = [one for one in sessions if one is not winner]
-    answers = {}
-
-    def answered():
-        for one in losers:
-            if one in answers:
-                continue
-            try:
-                if not one.blocks():
-                    answers[one] = one.cursor.fetchall()[0][0]
-            except psycopg2.errors.DeadlockDetected:
-                answers[one] = None
-            if one in answers:
-                one.run("COMMIT" if answers[one] else "ROLLBACK")
-        return len(answers) == 2
-    eventually(answered)
-    told = set(answers.values()) - {None}
-    assert len(told) == 1
-    assert db.sql("SELECT id FROM outbox_log WHERE event_key = 'k'") == [(told.pop(),)]
+    waiting = list(sessions)
+    for _ in range(3):
+        winner = eventually(lambda: next((one for one in waiting if not one.blocks()), None))
+        assert winner.result()
+        waiting.remove(winner)
+        assert all(one.blocks() for one in waiting)
+        winner.run(end)
+    (position,), = waiting[0].result()
+    waiting[0].run("COMMIT")
+    assert db.sql("SELECT id FROM outbox_log WHERE event_key = 'k'") == [(position,)]
     for one in sessions:
         one.close()
 
@@ -206,6 +197,26 @@ def test_who_waits_does_so_for_the_one_that_has_the_row(db):
     winner.run("COMMIT")
     assert third.result() == [(position,)]
     assert loser.result() == [(position,)]  # and still open
+    for one in (*sessions, third):
+        one.close()
+
+
+@pytest.mark.parametrize("later", ["", ", deliver_after => 'tomorrow'"])
+def test_a_row_that_was_taken_back_is_in_nobodys_way(db, later):
+    """Not even while the transaction that lost the race goes on: here the event it found is gone before it ends."""
+    call = ["BEGIN", "SELECT outbox_emit(NULL, 'k', 't', '{}')"]
+    with stopped_at(db, "emit.before_insert", [call] * 2) as sessions:
+        pass
+    winner = eventually(lambda: next((one for one in sessions if not one.blocks()), None))
+    loser = next(one for one in sessions if one is not winner)
+    position = winner.result()
+    assert loser.blocks()
+    winner.run("COMMIT")
+    assert loser.result() == position
+    db.sql("DELETE FROM outbox_log WHERE event_key = 'k'")
+    third = Pending(db, f"SELECT outbox_emit(NULL, 'k', 't', '{{}}'{later})")
+    assert not third.blocks() and len(third.result()) == 1
+    assert db.sql("SELECT event_key FROM outbox_log UNION ALL SELECT event_key FROM outbox_scheduled") == [("k",)]
     for one in (*sessions, third):
         one.close()
 
