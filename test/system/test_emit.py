@@ -2,6 +2,7 @@
 import hashlib
 import pathlib
 import random
+import subprocess
 import threading
 import uuid
 
@@ -174,6 +175,26 @@ def test_one_event_key_from_many_sessions(db):
     in_threads(12, emit_all)
     log = dict(db.sql("SELECT event_key, id FROM outbox_log"))
     assert all(log[f"e{i}"] == position for (_, i), position in ids.items())
+
+
+def test_nobody_who_loses_a_race_for_an_event_key_fails(db, tmp_path):
+    """All clients use the key of the moment, and most roll back: whoever had lost to them goes on, one after the other."""
+    script = tmp_path / "emit.sql"
+    script.write_text("""
+        \\set end random(1, 100)
+        BEGIN;
+        SELECT retrysafe.outbox_emit(NULL, 'e' || (extract(epoch FROM clock_timestamp()) * 300)::bigint, 't', '{}');
+        \\if :end > 85
+        COMMIT;
+        \\else
+        ROLLBACK;
+        \\endif
+        """)
+    told = subprocess.run([db.server.bindir() / "pgbench", "-n", "-c", "16", "-t", "1500", "-f", script, db.server.dsn(db.name)],
+                          check=True, capture_output=True, text=True)
+    assert "actually processed: 24000/24000" in told.stdout, told.stderr
+    committed, keys = db.sql("SELECT count(*), count(DISTINCT event_key) FROM outbox_log")[0]
+    assert committed == keys > 0
 
 
 def test_serializable_transactions_with_different_event_keys(db):
