@@ -243,9 +243,11 @@ TimestampTz next_chance(int32 destination, TimestampTz after) {
     if (rows[i].holder) consider(rows[i].lease_until);
     consider(next_parked_due(destination, rows[i].shard));
   }
-  const TimestampTz due = next_scheduled_due();
-  consider(due);
-  if (due != DT_NOEND) consider(due + kWorkerPatienceUs);
+  // What was due before and is held tells nothing of what comes due behind it.
+  consider(next_scheduled_due(after));
+  const TimestampTz neglected = after == DT_NOBEGIN ? after : after - kWorkerPatienceUs;
+  if (const TimestampTz due = next_scheduled_due(neglected); due != DT_NOEND)
+    consider(due + kWorkerPatienceUs);
   return chance;
 }
 

@@ -10,7 +10,8 @@ namespace retrysafe::outbox {
 
 namespace {
 
-constinit pg::Statement select_next{"SELECT min(deliver_after) FROM @.outbox_scheduled", {}};
+constinit pg::Statement select_next{
+    "SELECT min(deliver_after) FROM @.outbox_scheduled WHERE deliver_after > $1", {TIMESTAMPTZOID}};
 
 // The condition on the key guards against a row that took the place of the one found.
 constinit pg::Statement delete_event{
@@ -19,9 +20,9 @@ constinit pg::Statement delete_event{
 
 }  // namespace
 
-TimestampTz next_scheduled_due() {
+TimestampTz next_scheduled_due(TimestampTz after) {
   return pg::spi([&] {
-    select_next.run({});
+    select_next.run({pg::value(TimestampTzGetDatum(after))});
     const pg::Row row(0);
     return row.is_null(1) ? DT_NOEND : DatumGetTimestampTz(row.datum(1));
   });

@@ -6,8 +6,9 @@
 
 namespace retrysafe::outbox {
 
-// When the next delayed event comes due, as this statement sees it; infinity when none waits.
-TimestampTz next_scheduled_due();
+// When the first delayed event comes due, of those that do later than `after`, as this statement sees it;
+// infinity when there is none.
+TimestampTz next_scheduled_due(TimestampTz after = DT_NOBEGIN);
 
 // What is due for so long is not left to a worker any more: it may be busy with a function.
 inline constexpr int64 kWorkerPatienceUs = 1000 * 1000;

@@ -415,3 +415,20 @@ def test_who_waits_hears_of_what_its_own_fetch_has_moved(server, db, movers):
         assert client.run(fetch) == [(0,)]
         client.run("CALL retrysafe.outbox_wait('{one}', '1 hour')")
         assert client.run(fetch) == [(1,)]
+
+
+def test_who_waits_hears_of_what_comes_due_behind_what_is_held(server, db, movers):
+    with setting(server, "retrysafe.poll_interval", "1h", db.connect()):
+        schedule(db, "held", seconds=3600)
+        canceller = db.connect(autocommit=False)
+        run(canceller, "SELECT outbox_cancel('held')")
+        client = Pending(db, "CALL retrysafe.outbox_wait('{one}', '1 hour')")
+        client.result()
+        db.sql("SELECT outbox_emit(null, 'e', 't', '1', deliver_after => clock_timestamp() + interval '1 s')")
+
+        def fetched():
+            client.run("CALL retrysafe.outbox_wait('{one}', '1 hour')")
+            return client.run(FETCH.format("one")) == [(1,)]
+
+        eventually(fetched)
+        assert in_log(db) == ["e"]
