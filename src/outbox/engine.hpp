@@ -88,12 +88,13 @@ struct Batch {
   bool opens_window;    // the window is not stored yet: recording stores `window`
   bool reopens_window;  // in the place of a row of its number, if there is one
   StoredSnapshot window;
-  int64 resumed_at;      // where the window before it was left; -1: at its end
-  int64 from, to;        // positions within the window: recording moves the cursor to `to`
-  int32 event_count;     // 0: nothing to send, but progress to record
-  int32 already_parked;  // events of the range that are parked already, which are not in `events`
-  uint32 check;          // over the ids of all events of the range, see core/batch_handle.hpp
-  Event *events;         // in the order to send: due parked events first, then those from the log
+  int64 resumed_at;   // where the window before it was left; -1: at its end
+  int64 from, to;     // positions within the window: recording moves the cursor to `to`
+  int32 event_count;  // 0: nothing to send, but progress to record
+  uint32 check;       // over the ids of all events of the range, see core/batch_handle.hpp
+  Event *events;      // in the order to send: due parked events first, then those from the log
+  int32 already_parked_count;
+  const Event *already_parked;  // events of the range that are parked already, which are not in `events`
 };
 
 enum class Status : int32 { kDelivered, kFailedRetry, kFailedFinal, kNotTried };

@@ -20,12 +20,6 @@ Claim claim_of(const BatchHandle &handle, const Uuid &log) {
   return {handle.destination, handle.shard, handle.token - first_number(log), 0};
 }
 
-// The events of the log part that were parked since, among those that are not recorded yet.
-int32 parked_in(const Range &range, int64 after, int64 up_to) {
-  return static_cast<int32>(std::count_if(range.parked, range.parked + range.parked_count,
-                                          [&](const Event &e) { return e.id > after && e.id <= up_to; }));
-}
-
 // The log part: the same stretch of the same window, read again. Its events must be the ones that were handed
 // out; the event types of a destination may have been changed since.
 void find_log_part(const BatchHandle &handle, const Cursor &cursor, HandedOut *out) {
@@ -56,7 +50,8 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, HandedOut *o
   batch.resumed_at = open.window.done->resumed_at();
   batch.from = same_window ? cursor.position : handle.from;
   batch.to = handle.to;
-  batch.already_parked = parked_in(range, batch.from, batch.to);
+  batch.already_parked_count = range.parked_count;
+  batch.already_parked = range.parked;
   batch.events = static_cast<Event *>(
       repalloc(batch.events, sizeof(Event) * static_cast<Size>(batch.event_count + range.count + 1)));
   for (int32 i = 0; i < range.count; ++i)
@@ -128,7 +123,6 @@ bool cut_behind(const BatchHandle &handle, int64 up_to, HandedOut *out) {
   if (is_parked) {
     // The parked ones come first: nothing of the log is acknowledged.
     batch->to = batch->from;
-    batch->already_parked = 0;
     drop_behind([&](const Event &event) {
       if (!event.parked) return false;
       for (const ParkedItem *item = handle.parked; item != end; ++item) {
@@ -142,17 +136,17 @@ bool cut_behind(const BatchHandle &handle, int64 up_to, HandedOut *out) {
   if (up_to > handle.from && up_to <= batch->from) {
     drop_behind([](const Event &event) { return event.parked; });
     batch->to = batch->from;
-    batch->already_parked = 0;
     return batch->event_count > 0;
   }
   bool in_batch = std::any_of(batch->events, batch->events + batch->event_count,
                               [&](const Event &event) { return event.id == up_to; });
-  in_batch = in_batch || parked_in(out->range, up_to - 1, up_to) == 1;
+  in_batch =
+      in_batch || std::any_of(batch->already_parked, batch->already_parked + batch->already_parked_count,
+                              [&](const Event &event) { return event.id == up_to; });
   if (!in_batch)
     pg::raise(kEventNotInBatch, "Pass the id of an event that outbox_fetch returned with this batch.",
               "event " INT64_FORMAT " is not in the batch", up_to);
   batch->to = up_to;
-  batch->already_parked = parked_in(out->range, batch->from, up_to);
   drop_behind([&](const Event &event) { return event.parked || event.id <= up_to; });
   return true;
 }

@@ -68,7 +68,6 @@ void park_held(const Destination &d, Batch *batch) {
     if (event.held) {
       park_blocked(d.destination, shard, event);
       keys.add(event.ordering_key);
-      ++batch->already_parked;
     } else {
       *kept++ = event;
     }
@@ -87,8 +86,9 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
   const TimestampTz now = GetCurrentTimestamp();
   const bool mine = is_mine(known, request, now);
   const bool renew = mine && renewal_is_due(known, request, now);
-  const bool any_held = std::any_of(batch->events, batch->events + batch->event_count,
-                                    [](const Event &event) { return event.held; });
+  const auto held = [](const Event &event) { return event.held; };
+  const bool any_held = std::any_of(batch->events, batch->events + batch->event_count, held);
+  const bool all_held = std::all_of(batch->events, batch->events + batch->event_count, held);
   if (mine && !renew && !any_held && !batch->opens_window)
     return is_current(d) ? Secured::kYes : Secured::kLost;
   // What a crash must not take back, whatever the session says of its commits: who has the lease, and which
@@ -112,10 +112,12 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
       store_window(*batch);
       batch->opens_window = false;
     }
+    if (all_held) {  // which recording parks
+      record_locked(d, *batch, nullptr, false, row);
+      return Secured::kReadAgain;
+    }
     if (any_held) park_held(d, batch);
-    if (batch->event_count > 0) return Secured::kYes;
-    record_locked(d, *batch, nullptr, false, row);
-    return Secured::kReadAgain;
+    return Secured::kYes;
   });
 }
 

@@ -126,7 +126,6 @@ void only_parked(Batch *batch, const Cursor &cursor, Event *parked, int32 count)
   batch->window_no = cursor.window_no;
   batch->opens_window = false;
   batch->from = batch->to = cursor.position;
-  batch->already_parked = 0;
   batch->check = 0;
   batch->event_count = count;
   batch->events = parked;
@@ -203,7 +202,8 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
       batch->from = open.position;
       batch->to = range.to;
       batch->check = range.check;
-      batch->already_parked = range.parked_count;
+      batch->already_parked_count = range.parked_count;
+      batch->already_parked = range.parked;
     }
     batch->event_count = parked_count + range.count;
     batch->events = static_cast<Event *>(palloc(sizeof(Event) * std::max(batch->event_count, 1)));

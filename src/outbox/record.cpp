@@ -58,7 +58,6 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
   const int32 last = away ? -1 : last_settled(batch, outcomes);
   Tally tally;
   tally.position = batch.to;
-  tally.parked = batch.already_parked;
 
   for (int32 i = 0; i < batch.event_count; ++i) {
     const Event &event = batch.events[i];
@@ -104,6 +103,11 @@ Tally record_events(const Destination &d, const Batch &batch, const Outcome *out
     }
   }
   for (int32 i = 0; i < touched.count(); ++i) restore_head(d, shard, touched.at(i));
+  // Those behind the position are counted when it gets past them.
+  for (int32 i = 0; i < batch.already_parked_count; ++i) {
+    const int64 id = batch.already_parked[i].id;
+    tally.parked += id > batch.from && id <= tally.position;
+  }
   return tally;
 }
 

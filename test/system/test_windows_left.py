@@ -2,8 +2,12 @@
 one row behind another."""
 import json
 
+import pytest
+
 from conftest import eventually, run
 from pull_client import STALE, Client, create, emit, expire, refused
+
+ROWS = "SELECT (SELECT count(*) FROM outbox_windows), (SELECT count(*) FROM outbox_batches)"
 
 
 def away(client):
@@ -67,16 +71,37 @@ def test_a_parked_event_gets_through(db):
 
 def test_an_outage_leaves_no_row_behind_another(db):
     client = half_read(db, "a")
-    rows = "SELECT (SELECT count(*) FROM outbox_windows), (SELECT count(*) FROM outbox_batches)"
     comes(client, "a", "later")
-    before = db.sql(rows)
+    before = db.sql(ROWS)
     keys = ["a", "later"]
     for number in range(20):
         away(client)
         keys.append(f"e{number}")
         emit(db, keys[-1])
         comes(client, *keys)
-    assert db.sql(rows) == before
+    assert db.sql(ROWS) == before
+
+
+@pytest.mark.parametrize("keys", [("a", "refused"), ("refused", "a")])
+def test_a_refused_event_beside_one_that_an_outage_holds_up(db, keys):
+    """Progress that stands before it does not count it, and progress that gets past it counts it once."""
+    create(db, backoff="1 ms", backoff_max="1 ms")
+    emit(db, "first", *keys)
+    client = Client(db)
+    comes(client, "first", *keys)
+    client.nack("refused", retry_after="1 hour")
+    client.ack("first")
+    for _ in range(2):
+        comes(client, "a")
+        away(client)
+    comes(client, "a")
+    before = db.sql(ROWS)
+    for _ in range(20):
+        away(client)
+        comes(client, "a")
+    assert db.sql(ROWS) == before
+    client.ack()
+    assert db.value("SELECT max(total_parked) FROM outbox_batches") == 1
 
 
 def test_a_parked_event_that_is_all_that_is_wanted(db):
