@@ -81,6 +81,15 @@ def test_status_tells_depth_and_age_without_reading_the_log(db):
     assert all("Index Scan" in line for line, n in zip(log, rows) if n), plan
 
 
+def test_status_reads_one_of_many_delayed_events(db):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    db.sql("""INSERT INTO outbox_scheduled (deliver_after, created_at, scope, event_key, event_type)
+              SELECT now() + make_interval(days => 1, secs => i), now(), '', 'k' || i, 't' FROM generate_series(1, 1000) AS i""")
+    assert status(db, "d")["oldest_pending_age"] is None
+    plan = "\n".join(row[0] for row in db.sql("EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) SELECT * FROM outbox_status"))
+    assert re.search(r"outbox_scheduled_deliver_after on outbox_scheduled .*rows=1\b", plan), plan
+
+
 @pytest.mark.parametrize("view", ["idem_status", "outbox_dead_letters", "outbox_kind_options", "outbox_status", "outbox_workers",
                                   "ring_status"])
 def test_what_is_polled_is_not_compiled_first(db, view):

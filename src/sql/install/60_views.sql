@@ -126,9 +126,11 @@ CREATE VIEW @extschema@.outbox_status AS
    CROSS JOIN (SELECT CASE WHEN q.is_called THEN q.last_value ELSE q.last_value - 1 END AS position
                  FROM @extschema@.outbox_log_id_seq q) AS log
    CROSS JOIN (SELECT @extschema@.outbox_suspended_reason() AS reason) AS suspended
-   CROSS JOIN (SELECT (SELECT greatest(s.deliver_after, s.created_at) FROM @extschema@.outbox_scheduled s
-                        WHERE s.deliver_after <= pg_catalog.clock_timestamp()
-                        ORDER BY s.deliver_after LIMIT 1) AS oldest_due) AS delayed
+    -- The first one by index, and then the clock: as a condition that would be asked of each delayed event.
+   CROSS JOIN (SELECT (SELECT first.pending_since
+                         FROM (SELECT s.deliver_after, greatest(s.deliver_after, s.created_at) AS pending_since
+                                 FROM @extschema@.outbox_scheduled s ORDER BY s.deliver_after LIMIT 1) AS first
+                        WHERE first.deliver_after <= pg_catalog.clock_timestamp()) AS oldest_due) AS delayed
    CROSS JOIN (SELECT @extschema@.outbox_awaits_standby() AS awaited) AS standby
    CROSS JOIN LATERAL (
            -- Where progress is missing, it is unknown.
