@@ -53,6 +53,10 @@ bool is_mine(const ShardRow &row, const Request &request, TimestampTz now) {
   return row.holder && row.lease_until > now && strcmp(row.holder, request.session) == 0;
 }
 
+bool may_work(const ShardRow &row, const Request &request, TimestampTz now) {
+  return is_mine(row, request, now) || is_free(row, now);
+}
+
 bool renewal_is_due(const ShardRow &row, const Request &request, TimestampTz now) {
   return row.lease_until - now <= request.lease_us / 2;
 }
@@ -78,10 +82,35 @@ void park_held(const Destination &d, Batch *batch) {
 
 enum class Secured { kYes, kReadAgain, kLost };
 
-// Makes the lease and the window of a batch that was read fit to hand out. Under a live lease of this session
-// with its window stored there is nothing to do, and nothing is written. What was read of a destination that
-// has been altered meanwhile is lost: events that were emitted since must not go out as if nothing had
+// Locks the row of the shard, and looks whether what was read still stands. What was read of a destination
+// that has been altered meanwhile is lost: events that were emitted since must not go out as if nothing had
 // changed, and nobody would look again at who waits behind a dead one.
+Secured lock_as_read(const Destination &d, const Request &request, const ShardRow &known, const Batch &batch,
+                     TimestampTz now, ShardRow *row) {
+  if (!lock_shard(d.destination, known.shard, false, row)) return Secured::kLost;
+  if (!may_work(*row, request, now)) return Secured::kLost;
+  if (!is_current(d)) return Secured::kLost;  // under the lock, as record() does
+  // Who had the shard in between may have opened a window of the same number, and a new era begins with one.
+  const bool same_holder =
+      row->token == known.token && is_mine(*row, request, now) == is_mine(known, request, now);
+  const bool same_cursor = load_cursor(d.destination, known.shard).seq == batch.seq;
+  return same_holder && same_cursor ? Secured::kYes : Secured::kReadAgain;
+}
+
+// Stores the progress of a batch without events. That takes no lease.
+Secured record_progress(const Destination &d, const Request &request, const ShardRow &known,
+                        const Batch &batch) {
+  return pg::spi([&] {
+    ShardRow row;
+    const Secured locked = lock_as_read(d, request, known, batch, GetCurrentTimestamp(), &row);
+    if (locked != Secured::kYes) return locked;
+    record_locked(d, batch, nullptr, false, row);
+    return Secured::kReadAgain;
+  });
+}
+
+// Makes the lease and the window of a batch that was read fit to hand out. Under a live lease of this session
+// with its window stored there is nothing to do, and nothing is written.
 Secured secure(const Destination &d, const Request &request, const ShardRow &known, Batch *batch) {
   const TimestampTz now = GetCurrentTimestamp();
   const bool mine = is_mine(known, request, now);
@@ -97,11 +126,8 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
 
   return pg::spi([&] {
     ShardRow row;
-    if (!lock_shard(d.destination, batch->claim.shard, false, &row)) return Secured::kLost;
-    const bool still_good = mine ? row.token == known.token && is_mine(row, request, now) : is_free(row, now);
-    if (!still_good) return Secured::kLost;
-    if (!is_current(d)) return Secured::kLost;  // under the lock, as record() does
-    if (load_cursor(d.destination, batch->claim.shard).seq != batch->seq) return Secured::kReadAgain;
+    const Secured locked = lock_as_read(d, request, known, *batch, now, &row);
+    if (locked != Secured::kYes) return locked;
     if (!mine) {
       batch->claim = take_shard(d.destination, row, {request.session, 0}, now + request.lease_us);
       row.token = batch->claim.token;
@@ -137,26 +163,19 @@ Batch *fetch_shard(const Destination &d, const Request &request, ShardRow *row) 
     const Claim claim{d.destination, row->shard, row->token, row->lease_until};
     Batch *batch = read_batch(d, claim, request.max_events, request.max_bytes);
     if (!batch) return nullptr;
-    if (batch->event_count == 0) {
-      if (!record_progress(d, *batch)) return nullptr;
-      continue;
-    }
-    switch (secure(d, request, *row, batch)) {
-      case Secured::kYes:
-        return batch;
-      case Secured::kLost:
-        return nullptr;
-      case Secured::kReadAgain:
-        break;
-    }
-    // The lease may be ours by now.
+    RETRYSAFE_FAULT_POINT("fetch.after_read");
+    const Secured secured =
+        batch->event_count == 0 ? record_progress(d, request, *row, *batch) : secure(d, request, *row, batch);
+    if (secured == Secured::kYes) return batch;
+    if (secured == Secured::kLost) return nullptr;
+    // The lease may be ours by now, or somebody else's.
     const bool there = pg::spi([&] {
       ShardRow *rows;
       const int32 count = list_shards(d.destination, memory, &rows);
       for (int32 i = 0; i < count; ++i)
         if (rows[i].shard == row->shard) {
           *row = rows[i];
-          return true;
+          return may_work(*row, request, GetCurrentTimestamp());
         }
       return false;
     });
@@ -190,7 +209,7 @@ Batch *fetch_once(const Destination &d, const Request &request) {
         --mine;
         continue;
       }
-      if (!is_mine(rows[i], request, now) && !is_free(rows[i], now)) continue;
+      if (!may_work(rows[i], request, now)) continue;
       if (rows[i].retry_at > now) continue;  // the destination was unreachable a moment ago
       if (Batch *batch = fetch_shard(d, request, &rows[i])) return batch;
     }

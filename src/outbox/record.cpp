@@ -154,19 +154,6 @@ void record(const Destination &d, Batch *batch, const Outcome *outcomes, bool aw
   });
 }
 
-bool record_progress(const Destination &d, const Batch &batch) {
-  return pg::spi([&] {
-    ShardRow row;
-    if (!lock_shard(d.destination, batch.claim.shard, false, &row)) return false;
-    const TimestampTz now = GetCurrentTimestamp();
-    if (!is_valid(row, batch.claim, now) && !is_free(row, now)) return false;
-    if (load_cursor(d.destination, batch.claim.shard).seq != batch.seq) return false;
-    if (!is_current(d)) return false;
-    record_locked(d, batch, nullptr, false, row);
-    return true;
-  });
-}
-
 TimestampTz record_unreachable(const Destination &d, const Claim &claim, const char *reason,
                                int64 retry_after_us) {
   return pg::spi([&] {

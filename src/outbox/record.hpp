@@ -12,8 +12,4 @@ namespace retrysafe::outbox {
 int32 record_locked(const Destination &destination, const Batch &batch, const Outcome *outcomes, bool away,
                     const ShardRow &row);
 
-// Stores the progress of a batch without events, for a shard that nobody works or that `claim` holds. False:
-// somebody else is busy with it.
-bool record_progress(const Destination &destination, const Batch &batch);
-
 }  // namespace retrysafe::outbox

@@ -8,7 +8,7 @@ import pytest
 
 from conftest import eventually, run
 from pull_client import STALE, Client, create, emit, expire, refused
-from rings import setting
+from rings import setting, stopped_at
 
 
 def test_event_ids_are_those_of_the_view(db):
@@ -205,3 +205,39 @@ def test_times_of_events(db):
     emit(db, "a")
     created = run(db.connect(), "SELECT created_at FROM outbox_fetch('d')")[0][0]
     assert abs(created - datetime.datetime.now(datetime.timezone.utc)) < datetime.timedelta(minutes=1)
+
+
+FETCH = "SELECT batch, event_key FROM outbox_fetch('d')"
+
+
+@pytest.mark.parametrize("meanwhile", ["t", "unwanted"])
+def test_another_has_the_shard_and_gives_it_back_while_a_fetch_reads(db, meanwhile):
+    """Both have opened a window of the same number, the one to hand out events and the other to go past some."""
+    create(db, event_types=["t"])
+    emit(db, "before", event_type=meanwhile)
+    other = Client(db)
+    run(other.connection, "SET retrysafe.fault_points = ''")
+    with stopped_at(db, "reader.store_progress,fetch.after_read", [[FETCH]]) as (fetch,):
+        emit(db, "later")
+        keys = other.fetch()
+        run(other.connection, "SELECT outbox_release(%s)", other.batch)
+    assert [key for _, key in fetch.result()] == keys
+
+
+@pytest.mark.parametrize("others", [0, 20001])
+def test_an_era_begins_while_a_fetch_reads(db, others):
+    """It has found events of the old one, or has read so many of others that it keeps how far it has got."""
+    create(db, event_types=["t"])
+    emit(db, "first")
+    db.sql("SELECT count(outbox_emit(NULL, 'o' || i, 'other', '{}')) FROM generate_series(1, %s) i", others)
+    emit(db, "next")
+    client = Client(db)
+    assert client.fetch(1) == ["first"]
+    client.ack()
+    expire(db)
+    with stopped_at(db, "fetch.after_read", [[FETCH]]) as (fetch,):
+        db.sql("SELECT outbox_consent('fork')")
+    rows = fetch.result()
+    eventually(lambda: rows or rows.extend(fetch.run(FETCH)))
+    assert [key for _, key in rows] == ["next"]
+    assert fetch.run(f"SELECT outbox_ack('{rows[0][0]}')") == [(1,)]
