@@ -11,6 +11,7 @@
 #include "outbox/engine.hpp"
 #include "outbox/scheduled.hpp"
 #include "pg/fault_point.hpp"
+#include "pg/finally.hpp"
 #include "pg/patience.hpp"
 #include "pg/statement.hpp"
 #include "pg/text.hpp"
@@ -245,19 +246,8 @@ Passed pass_some(Portal due, TimestampTz until, Piece *piece, int64 *moved) {
   return time_is_up(until) ? Passed::kOutOfTime : Passed::kSome;
 }
 
-}  // namespace
-
-int64 move_due_events_without_worker() {
-  if (runtime::has_worker() && !waits_by(GetCurrentTimestamp() - kWorkerPatienceUs)) return 0;
-  return move_due_events();
-}
-
-int64 move_due_events() {
-  const TimestampTz now = GetCurrentTimestamp();
-  if (next_scheduled_due() > now) return 0;
-  if (pass.until == 0 || pass.until > now || pass.generation != pg::extension().generation) begin_pass(now);
-  // Who fetches looks for events afterwards, for as long.
-  const TimestampTz until = now + (pg::may_work_until(2 * kMaxMoveUs) - now) / 2;
+// Returns how many were moved.
+int64 go_on_with_pass(TimestampTz until) {
   int64 moved = 0;
   pg::spi([&] {
     Portal due = open_pass();
@@ -268,6 +258,29 @@ int64 move_due_events() {
     if (passed == Passed::kAll || moved > 0) forget();
     SPI_cursor_close(due);
   });
+  return moved;
+}
+
+// A trigger of somebody's on our tables may fetch: that must not overtake what is just being moved.
+constinit bool under_way = false;
+
+}  // namespace
+
+int64 move_due_events_without_worker() {
+  if (runtime::has_worker() && !waits_by(GetCurrentTimestamp() - kWorkerPatienceUs)) return 0;
+  return move_due_events();
+}
+
+int64 move_due_events() {
+  if (under_way) return 0;
+  const TimestampTz now = GetCurrentTimestamp();
+  if (next_scheduled_due() > now) return 0;
+  if (pass.until == 0 || pass.until > now || pass.generation != pg::extension().generation) begin_pass(now);
+  // Who fetches looks for events afterwards, for as long.
+  const TimestampTz until = now + (pg::may_work_until(2 * kMaxMoveUs) - now) / 2;
+  int64 moved = 0;
+  under_way = true;
+  pg::finally([&] { moved = go_on_with_pass(until); }, [] { under_way = false; });
   // The events are there with the commit: also for who looked meanwhile, and for the fetch that moved them.
   if (moved > 0) announce_at_commit();
   return moved;

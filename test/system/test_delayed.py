@@ -432,3 +432,26 @@ def test_who_waits_hears_of_what_comes_due_behind_what_is_held(server, db, mover
 
         eventually(fetched)
         assert in_log(db) == ["e"]
+
+
+def test_a_trigger_that_fetches_moves_nothing_while_others_are_moved(db, movers):
+    """Somebody's own, on our table. Where the move fails, the next one of the session does move."""
+    for n in (1, 2, 3):
+        schedule(db, f"a{n}", "a", 10 - n)
+    db.sql("CREATE TABLE public.left_there (events bigint)")
+    db.sql("""CREATE FUNCTION public.fetch_too() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                PERFORM FROM retrysafe.outbox_fetch('two');
+                INSERT INTO public.left_there SELECT count(*) FROM retrysafe.outbox_scheduled;
+                PERFORM 1 / current_setting('test.divisor')::int;
+                RETURN NULL;
+              END $$""")
+    db.sql("CREATE TRIGGER fetch_too AFTER DELETE ON outbox_scheduled EXECUTE FUNCTION public.fetch_too()")
+    connection, fetch = movers[0]
+    run(connection, "SET test.divisor = 0; SAVEPOINT s")
+    with pytest.raises(psycopg2.errors.DivisionByZero):
+        run(connection, fetch)
+    run(connection, "ROLLBACK TO s; SET test.divisor = 1")
+    run(connection, fetch)
+    connection.commit()
+    assert in_log(db) == ["a1", "a2", "a3"]
+    assert db.sql("SELECT events FROM public.left_there") == [(2,), (0,)]
