@@ -85,8 +85,7 @@ struct Batch {
   Uuid log;   // whose events they are
   int64 seq;  // of the cursor that it continues; recording writes seq + 1
   int64 window_no;
-  bool opens_window;    // the window is not stored yet: recording stores `window`
-  bool reopens_window;  // in the place of a row of its number, if there is one
+  bool opens_window;  // the window is not stored yet: recording stores `window`
   StoredSnapshot window;
   int64 resumed_at;   // where the window before it was left; -1: at its end
   int64 from, to;     // positions within the window: recording moves the cursor to `to`

@@ -196,7 +196,6 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
     } else {
       batch->window_no = open.window_no;
       batch->opens_window = !open.stored;
-      batch->reopens_window = open.reopened;
       batch->window = *open.window.now;
       batch->resumed_at = open.window.done->resumed_at();
       batch->from = open.position;

@@ -187,7 +187,7 @@ void store_window(int32 destination, int32 shard, int64 window_no, const StoredS
 // A window that was opened and of which nothing was recorded is as good as none.
 void store_window(const Batch &b) {
   const int32 destination = b.claim.destination, shard = b.claim.shard;
-  if (b.reopens_window)
+  if (load_window(destination, shard, b.window_no))
     remove_open_window.run({pg::value(destination), pg::value(shard), pg::value(b.window_no - 1)});
   store_window(destination, shard, b.window_no, b.window, b.resumed_at);
 }

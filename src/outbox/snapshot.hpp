@@ -32,7 +32,8 @@ StoredWindow *load_window(int32 destination, int32 shard, int64 window_no);
 // `resumed_at` -1: the window before it was read to its end.
 void store_window(int32 destination, int32 shard, int64 window_no, const StoredSnapshot &snapshot,
                   int64 resumed_at);
-// The window of a batch that opens it. The caller holds the lock of the shard row.
+// The window of a batch that opens it, in the place of a row of its number, if there is one. The caller holds
+// the lock of the shard row, and the cursor is the one that the batch continues.
 void store_window(const Batch &batch);
 
 // One step of a shard: the row that becomes its cursor. The caller holds the lock of the shard row.

@@ -146,16 +146,14 @@ OpenWindow open_window(const Destination &d, int32 shard, const Cursor &cursor, 
   }
 
   // A pull client stores the window that it opens, before anything of it is recorded.
-  bool stale = false;
   if (const StoredWindow *next = load_window(d.destination, shard, next_no)) {
     const OpenWindow open = make_open(d.destination, shard, next_no, *next, 0);
-    stale = !goes_on_from(open, cursor);
-    if (!stale) return open;
+    if (goes_on_from(open, cursor)) return open;
   }
 
   if (done->era != era.era) raise_window_missing(d.destination, shard, next_no);
   const Done *all = everything_in(copy_snapshot(*done, CurrentMemoryContext));
-  return {{all, snapshot_for({d.destination, shard}, next_no, *done, era)}, next_no, false, 0, stale};
+  return {{all, snapshot_for({d.destination, shard}, next_no, *done, era)}, next_no, false, 0};
 }
 
 bool goes_on_from(const OpenWindow &open, const Cursor &cursor) {
@@ -175,7 +173,7 @@ OpenWindow reopen_window(const Destination &d, int32 shard, const Cursor &cursor
   }
   const int64 window_no = half_read ? open.window_no + 1 : open.window_no;
   const StoredSnapshot *now = snapshot_for({d.destination, shard}, window_no, *done->snapshot, era);
-  return {{done, now}, window_no, false, 0, true};
+  return {{done, now}, window_no, false, 0};
 }
 
 void pass_over(const Destination &d, int32 shard, const Cursor &cursor, const OpenWindow &open) {

@@ -14,9 +14,8 @@ namespace retrysafe::outbox {
 struct OpenWindow {
   Window window;
   int64 window_no;
-  bool stored;            // has its row in outbox_windows
-  int64 position;         // all up to here is done
-  bool reopened = false;  // to be stored in the place of a row of its number, if there is one
+  bool stored;     // has its row in outbox_windows
+  int64 position;  // all up to here is done
 
   bool is_done(int64 id, uint64 txid) const {
     return window.done->contains(id, txid) || (id <= position && window.holds(id, txid));

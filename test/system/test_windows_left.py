@@ -20,16 +20,16 @@ def comes(client, *keys):
     eventually(lambda: client.fetch() == list(keys))
 
 
-def half_read(db, *keys):
+def half_read(db, *keys, later="t"):
     """The first of them is recorded, the others found the destination away, and a later one is there."""
-    create(db, backoff="1 ms", backoff_max="1 ms")
+    create(db, backoff="1 ms", backoff_max="1 ms", event_types=["t"])
     emit(db, "first", *keys, ordering_key="k")
     client = Client(db)
     comes(client, "first", *keys)
     client.ack("first")
     comes(client, *keys)
     away(client)
-    emit(db, "later", ordering_key="k")
+    emit(db, "later", ordering_key="k", event_type=later)
     return client
 
 
@@ -50,6 +50,19 @@ def test_a_batch_of_before_is_acknowledged(db):
     assert client.ack(batch=before) == 2
     refused(STALE, client.ack)
     assert client.drain() == ["later"]
+
+
+def test_nothing_is_wanted_behind_a_batch_of_before(db):
+    """What is stored of the way past it takes the place of the window that is of no use any more."""
+    client = half_read(db, "a", "b", later="unwanted")
+    before = client.batch
+    comes(client, "a", "b")
+    assert client.ack(batch=before) == 2
+    run(client.connection, "SET retrysafe.fault_points = 'reader.store_progress'")
+    assert client.fetch() == []
+    assert db.value("SELECT backlog FROM outbox_status") == 0
+    emit(db, "next")
+    assert client.drain() == ["next"]
 
 
 def test_a_parked_event_gets_through(db):
