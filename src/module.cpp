@@ -4,7 +4,6 @@
 #include "outbox/append.hpp"
 #include "outbox/emit.hpp"
 #include "outbox/eras.hpp"
-#include "outbox/scheduled.hpp"
 #include "pg/boundary.hpp"
 #include "pg/extension.hpp"
 #include "runtime/control_area.hpp"
@@ -30,7 +29,6 @@ void _PG_init(void) {
     retrysafe::outbox::note_restore_at_start();
     retrysafe::outbox::watch_appending_transactions();
     retrysafe::outbox::watch_emitting_transactions();
-    retrysafe::outbox::watch_moving_transactions();
     retrysafe::idempotency::watch_claims();
     if (process_shared_preload_libraries_in_progress) {
       retrysafe::runtime::request_control_area();

@@ -383,8 +383,9 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_emit) {
       pg::raise(kInvalidDeliverAfter, "Give a point in time, or null to deliver at once.",
                 "deliver_after must be finite");
     // Its place among the delayed ones of its key is behind those that were due before, moved or not.
-    event.delayed =
-        event.deliver_after > GetCurrentTimestamp() || (event.ordering_key && waits_by(event.deliver_after));
+    event.delayed = event.deliver_after > GetCurrentTimestamp() ||
+                    (event.ordering_key &&
+                     first_turn(PointerGetDatum(event.ordering_key)).deliver_after <= event.deliver_after);
   }
 
   int64 id = 0;

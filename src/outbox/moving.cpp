@@ -2,7 +2,8 @@
 //
 // Order within an ordering key is kept without a lock over all movers: where an event is held by another
 // transaction (a mover that has not committed, or outbox_cancel), those of its key behind it stay as well.
-// Such keys are remembered while the due events are passed, so that each of these is looked at once.
+// Such keys are remembered while the due events are passed, so that each of these is looked at once. Where
+// only a part of them is passed, a key with an earlier event is one of these too, whoever put it there.
 #include <algorithm>
 #include <utility>
 
@@ -15,7 +16,6 @@
 #include "pg/patience.hpp"
 #include "pg/statement.hpp"
 #include "pg/text.hpp"
-#include "pg/xact_events.hpp"
 #include "runtime/wakeup.hpp"
 
 #include "pg/server.hpp"
@@ -35,7 +35,7 @@ constexpr int64 kPieceBytes = 1024 * 1024;
 constinit pg::Statement select_due{
     "SELECT ctid, ordering_key, deliver_after, created_at,"
     " coalesce(pg_column_size(payload), 0) + coalesce(pg_column_size(headers), 0)"
-    " FROM @.outbox_scheduled WHERE deliver_after <= $1 AND (deliver_after, created_at) >= ($2, $3)"
+    " FROM @.outbox_scheduled WHERE deliver_after <= $1 AND (deliver_after, created_at) > ($2, $3)"
     " ORDER BY deliver_after, created_at",
     {TIMESTAMPTZOID, TIMESTAMPTZOID, TIMESTAMPTZOID}};
 
@@ -65,57 +65,53 @@ struct Key {
 };
 
 // One that met only events that stay, and ran out of time, is gone on with by the next call: a long key that
-// is held must not hold up those of other keys behind it. It ends at what was due when it began: whoever
-// commits an earlier event behind its back does so when these were due already.
+// is held must not hold up those of other keys behind it. It ends at what was due when it began. What is
+// behind the place that it has reached comes with the next one: it was held, a transaction gave it back, or
+// it was committed meanwhile.
 struct Pass {
-  TimestampTz until;                      // 0: there is none
-  TimestampTz deliver_after, created_at;  // of the last event that was looked at
-  uint64 generation;                      // of the extension
-  HTAB *keys;
+  TimestampTz until;  // 0: there is none
+  Turn reached;       // of the last event that was looked at
+  uint64 generation;  // of the extension
 };
 constinit Pass pass{};
+constexpr Turn kFromTheFirst{DT_NOBEGIN, DT_NOBEGIN};
 
-// Where a transaction is taken back, or prepared, what it moved is there again behind the place that the pass
-// has reached.
-void forget() noexcept {
-  pass.until = 0;
+Pass pass_at(TimestampTz now) {
+  const uint64 generation = pg::extension().generation;
+  if (pass.until != 0 && pass.until <= now && pass.generation == generation) return pass;
+  return {now, kFromTheFirst, generation};
 }
 
-void forget_subtransaction(SubTransactionId, SubTransactionId) noexcept {
-  forget();
-}
-
-constexpr pg::XactSubscriber subscriber{
-    .before_commit = nullptr,
-    .before_prepare = nullptr,
-    .after_commit = nullptr,
-    .after_prepare = forget,
-    .after_abort = forget,
-    .sub_commit = nullptr,
-    .sub_abort = forget_subtransaction,
+// What one call does of a pass.
+struct Call {
+  Pass pass;  // as it began
+  Turn reached;
+  TimestampTz until;
+  HTAB *keys;
+  int64 moved;
 };
 
-void begin_pass(TimestampTz now) {
-  hash_destroy(std::exchange(pass.keys, nullptr));
+Call begin_call(const Pass &at, TimestampTz until) {
   HASHCTL control{};
   control.keysize = sizeof(uint64);
   control.entrysize = sizeof(Key);
-  control.hcxt = TopMemoryContext;
-  pass.keys = hash_create("retrysafe ordering keys", 16, &control, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
-  pass.until = now;
-  pass.deliver_after = pass.created_at = DT_NOBEGIN;
-  pass.generation = pg::extension().generation;
+  control.hcxt = CurrentMemoryContext;
+  HTAB *keys = hash_create("retrysafe ordering keys", 16, &control, HASH_ELEM | HASH_BLOBS | HASH_CONTEXT);
+  return {at, at.reached, until, keys, 0};
 }
 
 // Null: the event has none.
-Key *key_of(const pg::Row &row, int column) {
+Key *key_of(const Call &call, const pg::Row &row, int column) {
   if (row.is_null(column)) return nullptr;
   const std::string_view bytes = pg::bytes_of(DatumGetTextPP(row.datum(column)));
   const uint64 hash = hash_bytes_extended(reinterpret_cast<const unsigned char *>(bytes.data()),
                                           static_cast<int>(bytes.size()), 0);
   bool found;
-  auto *key = static_cast<Key *>(hash_search(pass.keys, &hash, HASH_ENTER, &found));
-  if (!found) key->state = KeyState::kNew;
+  auto *key = static_cast<Key *>(hash_search(call.keys, &hash, HASH_ENTER, &found));
+  if (found) return key;
+  const Turn passed = call.pass.reached;
+  const bool stays = passed != kFromTheFirst && first_turn(row.datum(column)) <= passed;
+  key->state = stays ? KeyState::kHeld : KeyState::kNew;
   return key;
 }
 
@@ -204,61 +200,63 @@ bool time_is_up(TimestampTz until) {
   return GetCurrentTimestamp() > until || RETRYSAFE_FAULT("moving.time_is_up");
 }
 
-Portal open_pass() {
+Portal open_pass(const Pass &at) {
   // Statistics of a table that fills and empties all the time say nothing. To begin must not cost a scan of
   // all delayed events, or a sort, or the time of a compiler.
   const int nest = NewGUCNestLevel();
   for (const char *other_way : {"enable_seqscan", "enable_bitmapscan", "enable_sort", "jit"})
     (void)set_config_option(other_way, "off", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
-  Portal due = select_due.open({pg::value(TimestampTzGetDatum(pass.until)),
-                                pg::value(TimestampTzGetDatum(pass.deliver_after)),
-                                pg::value(TimestampTzGetDatum(pass.created_at))});
+  Portal due = select_due.open({pg::value(TimestampTzGetDatum(at.until)),
+                                pg::value(TimestampTzGetDatum(at.reached.deliver_after)),
+                                pg::value(TimestampTzGetDatum(at.reached.created_at))});
   AtEOXact_GUC(true, nest);
   return due;
 }
 
 enum class Passed { kSome, kAll, kOutOfTime };
 
-Passed pass_some(Portal due, TimestampTz until, Piece *piece, int64 *moved) {
+Passed pass_some(Portal due, Call *call, Piece *piece) {
   CHECK_FOR_INTERRUPTS();
   SPI_cursor_fetch(due, true, kPieceEvents);
   const uint64 count = SPI_processed;
   SPITupleTable *const rows = SPI_tuptable;
   for (uint64 i = 0; i < count; ++i) {
     const pg::Row row(i);
-    Key *key = key_of(row, 2);
+    Key *key = key_of(*call, row, 2);
     // As long as it is not known whether the first event of a key can be moved, none behind it is locked.
     const bool wait = key && key->state == KeyState::kTried;
     if (wait || piece->bytes >= kPieceBytes) {
-      *moved += move(piece);
-      if (time_is_up(until)) return Passed::kOutOfTime;
+      call->moved += move(piece);
+      if (time_is_up(call->until)) return Passed::kOutOfTime;
     }
-    pass.deliver_after = DatumGetTimestampTz(row.datum(3));
-    pass.created_at = DatumGetTimestampTz(row.datum(4));
+    call->reached = {DatumGetTimestampTz(row.datum(3)), DatumGetTimestampTz(row.datum(4))};
     if (key && key->state == KeyState::kHeld) continue;
     if (key && key->state == KeyState::kNew) key->state = KeyState::kTried;
     piece->events[piece->count++] = {*reinterpret_cast<ItemPointer>(DatumGetPointer(row.datum(1))), key};
     piece->bytes += row.int32_at(5);
   }
   SPI_freetuptable(rows);
-  *moved += move(piece);
+  call->moved += move(piece);
   if (count < kPieceEvents) return Passed::kAll;
-  return time_is_up(until) ? Passed::kOutOfTime : Passed::kSome;
+  return time_is_up(call->until) ? Passed::kOutOfTime : Passed::kSome;
 }
 
-// Returns how many were moved.
-int64 go_on_with_pass(TimestampTz until) {
-  int64 moved = 0;
-  pg::spi([&] {
-    Portal due = open_pass();
+constinit bool unfinished = false;
+
+// Returns how many were moved. A call that fails leaves the pass where it was.
+int64 go_on_with(const Pass &at, TimestampTz until) {
+  return pg::spi([&] {
+    Call call = begin_call(at, until);
+    Portal due = open_pass(at);
     Piece piece;
     Passed passed;
-    do passed = pass_some(due, until, &piece, &moved);
+    do passed = pass_some(due, &call, &piece);
     while (passed == Passed::kSome);
-    if (passed == Passed::kAll || moved > 0) forget();
     SPI_cursor_close(due);
+    unfinished = passed == Passed::kOutOfTime && call.moved == 0;
+    pass = unfinished ? Pass{at.until, call.reached, at.generation} : Pass{};
+    return call.moved;
   });
-  return moved;
 }
 
 // A trigger of somebody's on our tables may fetch: that must not overtake what is just being moved.
@@ -275,19 +273,18 @@ int64 move_due_events() {
   if (under_way) return 0;
   const TimestampTz now = GetCurrentTimestamp();
   if (next_scheduled_due() > now) return 0;
-  if (pass.until == 0 || pass.until > now || pass.generation != pg::extension().generation) begin_pass(now);
   // Who fetches looks for events afterwards, for as long.
   const TimestampTz until = now + (pg::may_work_until(2 * kMaxMoveUs) - now) / 2;
   int64 moved = 0;
   under_way = true;
-  pg::finally([&] { moved = go_on_with_pass(until); }, [] { under_way = false; });
+  pg::finally([&] { moved = go_on_with(pass_at(now), until); }, [] { under_way = false; });
   // The events are there with the commit: also for who looked meanwhile, and for the fetch that moved them.
   if (moved > 0) announce_at_commit();
   return moved;
 }
 
-void watch_moving_transactions() {
-  pg::subscribe_to_transactions(&subscriber);
+bool take_unfinished_move() {
+  return std::exchange(unfinished, false);
 }
 
 }  // namespace retrysafe::outbox

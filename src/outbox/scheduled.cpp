@@ -18,6 +18,19 @@ constinit pg::Statement delete_event{
     "DELETE FROM @.outbox_scheduled WHERE ctid = $1 AND event_key = $2 AND scope = $3",
     {TIDOID, TEXTOID, TEXTOID}};
 
+Turn first_in(Oid index, ScanKey keys, int key_count) {
+  Turn turn{DT_NOEND, DT_NOEND};
+  const Oid table = pg::extension().outbox_scheduled;
+  if (pg::is_untouched(table)) return turn;
+  pg::IndexScan scan = pg::begin_scan(table, index, SnapshotSelf, keys, key_count);
+  bool null;
+  if (scan.next())
+    turn = {DatumGetTimestampTz(scan.datum(scheduled_column::kDeliverAfter, &null)),
+            DatumGetTimestampTz(scan.datum(scheduled_column::kCreatedAt, &null))};
+  scan.end();
+  return turn;
+}
+
 }  // namespace
 
 TimestampTz next_scheduled_due(TimestampTz after) {
@@ -28,16 +41,14 @@ TimestampTz next_scheduled_due(TimestampTz after) {
   });
 }
 
+Turn first_turn(Datum ordering_key) {
+  ScanKeyData key;
+  pg::text_equals(&key, 1, ordering_key);
+  return first_in(pg::extension().outbox_scheduled_ordering_key, &key, 1);
+}
+
 bool waits_by(TimestampTz due) {
-  const pg::Extension &e = pg::extension();
-  if (pg::is_untouched(e.outbox_scheduled)) return false;
-  pg::IndexScan scan =
-      pg::begin_scan(e.outbox_scheduled, e.outbox_scheduled_deliver_after, SnapshotSelf, nullptr, 0);
-  bool null;
-  const bool waits =
-      scan.next() && DatumGetTimestampTz(scan.datum(scheduled_column::kDeliverAfter, &null)) <= due;
-  scan.end();
-  return waits;
+  return first_in(pg::extension().outbox_scheduled_deliver_after, nullptr, 0).deliver_after <= due;
 }
 
 }  // namespace retrysafe::outbox

@@ -2,6 +2,8 @@
 // (move_due_events in engine.hpp), where they get their position and their place in key order.
 #pragma once
 
+#include <compare>
+
 #include "pg/server.hpp"
 
 namespace retrysafe::outbox {
@@ -13,11 +15,21 @@ TimestampTz next_scheduled_due(TimestampTz after = DT_NOBEGIN);
 // What is due for so long is not left to a worker any more: it may be busy with a function.
 inline constexpr int64 kWorkerPatienceUs = 1000 * 1000;
 
-// Whether one that comes due at that time or before has not been moved yet. For emits: takes no predicate
-// locks.
+// The order in which delayed events are moved.
+struct Turn {
+  TimestampTz deliver_after;
+  TimestampTz created_at;
+  auto operator<=>(const Turn &) const = default;
+};
+
+// Of the first delayed event of the ordering key, by what is committed now: one that is just being moved, or
+// cancelled, is still there. At infinity when there is none. Takes no predicate locks, and neither does
+// waits_by.
+Turn first_turn(Datum ordering_key);
+// Whether any event that comes due at that time or before has not been moved yet.
 bool waits_by(TimestampTz due);
 
-// Called once from _PG_init.
-void watch_moving_transactions();
+// Once after a move that ran out of time and met only events that stay: the next one goes on behind them.
+bool take_unfinished_move();
 
 }  // namespace retrysafe::outbox

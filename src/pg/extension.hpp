@@ -26,6 +26,7 @@ namespace retrysafe::pg {
   X(outbox_scheduled)               \
   X(outbox_scheduled_event_key)     \
   X(outbox_scheduled_deliver_after) \
+  X(outbox_scheduled_ordering_key)  \
   X(outbox_shards)                  \
   X(outbox_shards_pkey)             \
   X(outbox_parked)                  \

@@ -12,6 +12,7 @@
 #include "outbox/destinations.hpp"
 #include "outbox/durability.hpp"
 #include "outbox/engine.hpp"
+#include "outbox/scheduled.hpp"
 #include "pg/boundary.hpp"
 #include "pg/guard.hpp"
 #include "pg/latch.hpp"
@@ -115,16 +116,19 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_wait) {
   const int32 count = destinations_argument(fcinfo, 0, &numbers);
   TimestampTz due = DT_NOEND;
   for (int32 i = 0; i < count; ++i) due = std::min(due, outbox::next_chance(numbers[i], returned_at));
+  const bool unfinished = outbox::take_unfinished_move();
   const Joined joined = join_waiting(numbers, count);
   {
     const Waiting however_it_ends;
     pg::call([&] {
       SPI_connect_ext(SPI_OPT_NONATOMIC);
       SPI_commit();
-      if (joined != Joined::kNow) wait(joined == Joined::kBefore, due, timeout);
+      if (joined != Joined::kNow && !unfinished) wait(joined == Joined::kBefore, due, timeout);
       SPI_finish();
     });
   }
+  // It has not looked yet at all that it was told of.
+  if (unfinished) PG_RETURN_VOID();
   completed = pg::transactions_completed();
   returned_at = GetCurrentTimestamp();
   PG_RETURN_VOID();

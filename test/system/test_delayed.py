@@ -104,6 +104,23 @@ def test_a_pass_is_gone_on_with_where_it_met_only_what_is_held(db, movers):
     assert in_log(db) == ["other"] + [f"k{i}" for i in range(1, 2501)]
 
 
+def test_what_comes_behind_the_place_of_a_pass_is_not_overtaken(db, movers):
+    schedule_many(db, 1500)
+    canceller = db.connect(autocommit=False)
+    run(canceller, "SELECT outbox_cancel('k1')")
+    connection, fetch = movers[0]
+    connection.autocommit = True
+    run(connection, "SET retrysafe.fault_points = 'moving.time_is_up'")
+    run(connection, fetch)
+    run(connection, fetch)
+    schedule(db, "a1", "a", 7200)
+    schedule(db, "a2", "a", 1800)
+    schedule(db, "other", "z", 1800)
+    eventually(lambda: run(connection, fetch) and len(in_log(db)) == 3)
+    assert in_log(db) == ["other", "a1", "a2"]
+    canceller.rollback()
+
+
 @pytest.mark.parametrize("end", ["ROLLBACK", "ROLLBACK TO s", "PREPARE TRANSACTION 'moved'"])
 def test_what_a_transaction_gives_back_is_before_what_followed(db, movers, end):
     """It moves a1, and passes a part of k, which is held, in a second call."""
@@ -120,7 +137,7 @@ def test_what_a_transaction_gives_back_is_before_what_followed(db, movers, end):
     run(connection, fetch)
     run(connection, fetch)
     run(connection, end)
-    for _ in range(5):
+    for _ in range(8):
         run(connection, fetch)
         if end != "ROLLBACK TO s":
             connection.commit()
@@ -281,13 +298,14 @@ def test_what_is_due_when_it_is_emitted_comes_behind_what_was_due_before(db, mov
     assert run(c, emit, "a2", "a", 50) == [(True,)]
     assert run(c, emit, "a0", "a", 150) == [(False,)]
     assert run(c, emit, "free", None, 50) == [(False,)]
+    assert run(c, emit, "other", "z", 50) == [(False,)]  # what waits of other keys is nothing to it
     move(movers[0])
     # Being moved, it is still there.
     assert run(c, emit, "a3", "a", 40) == [(True,)]
     movers[0][0].commit()
     move(movers[1])
     movers[1][0].commit()
-    assert in_log(db) == ["a0", "free", "a1", "a2", "a3"]
+    assert in_log(db) == ["a0", "free", "other", "a1", "a2", "a3"]
     assert run(c, emit, "a4", "a", 30) == [(False,)]
 
 
@@ -455,3 +473,22 @@ def test_a_trigger_that_fetches_moves_nothing_while_others_are_moved(db, movers)
     connection.commit()
     assert in_log(db) == ["a1", "a2", "a3"]
     assert db.sql("SELECT events FROM public.left_there") == [(2,), (0,)]
+
+
+def test_who_waits_goes_on_with_a_pass(server, db, movers):
+    """One that met only what is held, and ran out of time."""
+    with setting(server, "retrysafe.poll_interval", "1h", db.connect()):
+        schedule_many(db, 2500)
+        schedule(db, "other", "z", seconds=1)
+        canceller = db.connect(autocommit=False)
+        run(canceller, "SELECT outbox_cancel('k1')")
+        client = Pending(db, "SET retrysafe.fault_points = 'moving.time_is_up'", "CALL retrysafe.outbox_wait('{one}', '1 hour')")
+        client.result()
+        client.run(FETCH.format("one"))
+
+        def fetched():
+            client.run("CALL retrysafe.outbox_wait('{one}', '1 hour')")
+            return client.run(FETCH.format("one")) == [(1,)]
+
+        eventually(fetched)
+        assert in_log(db) == ["other"]

@@ -78,6 +78,9 @@ CREATE UNIQUE INDEX outbox_scheduled_event_key ON @extschema@.outbox_scheduled (
 -- Where there is a publication of all tables the server lets nobody remove rows that nothing tells apart.
 ALTER TABLE @extschema@.outbox_scheduled REPLICA IDENTITY USING INDEX outbox_scheduled_event_key;
 CREATE INDEX outbox_scheduled_deliver_after ON @extschema@.outbox_scheduled (deliver_after, created_at);
+-- Whether an event is the next of its ordering key.
+CREATE INDEX outbox_scheduled_ordering_key ON @extschema@.outbox_scheduled (ordering_key, deliver_after, created_at)
+ WHERE ordering_key IS NOT NULL;
 
 -- Which log this is, and in which cluster and database its snapshots and positions mean something.
 CREATE TABLE @extschema@.outbox_eras (
