@@ -19,7 +19,7 @@ inline constexpr int64 kWorkerPatienceUs = 1000 * 1000;
 struct Turn {
   TimestampTz deliver_after;
   TimestampTz created_at;
-  auto operator<=>(const Turn &) const = default;
+  auto operator<=>(const Turn &) const = default;  // NOLINT(modernize-use-nullptr): compares with 0
 };
 
 // Of the first delayed event of the ordering key, by what is committed now: one that is just being moved, or
