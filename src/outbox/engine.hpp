@@ -158,9 +158,9 @@ int64 ms_until_progress_is_due(const Claim &claim);
 // When the next scheduled event, or parked event of these shards, comes due; infinity when none waits.
 TimestampTz next_due(const Claim *claims, int32 count);
 
-// When time alone gives somebody who fetches something to do: an event comes due, a back-off or somebody's
-// lease ends. Looks at what comes after `after` only. Infinity: no time does.
-TimestampTz next_chance(int32 destination, TimestampTz after);
+// When time alone gives somebody who fetches from one of these destinations something to do: an event comes
+// due, a back-off or somebody's lease ends. Looks at what comes after `after` only. Infinity: no time does.
+TimestampTz next_chance(const int32 *destinations, int32 count, TimestampTz after);
 
 // --- record ------------------------------------------------------------------------------------------------
 

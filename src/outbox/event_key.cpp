@@ -61,8 +61,8 @@ FoundEvent copy_event(const EventTable &in, pg::IndexScan &scan) {
 // A row that is there counts before one that another transaction is busy with, and may be about to take back
 // because of it.
 //
-// Nobody waits because of a row that was taken back. So those who lost a race do not wait in a circle: each
-// had taken its own row back before it looked for the one that it waits for.
+// Nobody begins to wait because of a row that was taken back. So those who lost a race do not wait in a
+// circle: each had taken its own row back before it looked for the one that it waits for.
 FoundEvent look_in(const EventTable &in, Datum event_key, Datum scope, KeyWriter *writer) {
   SnapshotData dirty;
   pg::IndexScan scan = begin_key_scan(in, &dirty, event_key, scope);

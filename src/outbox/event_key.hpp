@@ -54,8 +54,8 @@ enum class Pieces { kAll, kOlder };  // kOlder: without the active one
 FoundEvent look_in_log(Datum event_key, Datum scope, KeyWriter *writer, Pieces pieces);
 void wait_for(const KeyWriter &writer);
 
-// True when a row of this key is in that place, be it committed or on its way in or out, unless it was taken
-// back: whoever did that looks again before it inserts again. Waits for nobody.
+// True when a row of this key is in that place, be it committed or on its way in or out, but not taken back.
+// Waits for nobody.
 bool is_taken(Place place, Datum event_key, Datum scope);
 
 }  // namespace retrysafe::outbox

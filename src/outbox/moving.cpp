@@ -58,16 +58,16 @@ enum class KeyState {
   kHeld
 };
 
-// By a hash: where two keys share one, an event waits a little longer than it has to.
+// By a hash of 64 bits: keys that share one are taken for one key.
 struct Key {
   uint64 hash;
   KeyState state;
 };
 
 // One that met only events that stay, and ran out of time, is gone on with by the next call: a long key that
-// is held must not hold up those of other keys behind it. It ends at what was due when it began. What is
-// behind the place that it has reached comes with the next one: it was held, a transaction gave it back, or
-// it was committed meanwhile.
+// is held must not hold up those of other keys behind it. It ends at what was due when it began. What came
+// due since, and what is behind the place that it has reached, comes with the next one: it was held, a
+// transaction gave it back, it was committed meanwhile, or has the very time of the last one.
 struct Pass {
   TimestampTz until;  // 0: there is none
   Turn reached;       // of the last event that was looked at
@@ -284,6 +284,8 @@ int64 move_due_events() {
 }
 
 bool take_unfinished_move() {
+  // Whoever sleeps was told of nothing that comes meanwhile behind the place of a pass.
+  if (!unfinished) pass = {};
   return std::exchange(unfinished, false);
 }
 

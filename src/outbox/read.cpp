@@ -229,18 +229,20 @@ TimestampTz next_due(const Claim *claims, int32 count) {
   return due;
 }
 
-TimestampTz next_chance(int32 destination, TimestampTz after) {
+TimestampTz next_chance(const int32 *destinations, int32 count, TimestampTz after) {
   TimestampTz chance = DT_NOEND;
   const auto consider = [&](TimestampTz time) {
     if (time > after) chance = std::min(chance, time);
   };
   MemoryContext memory = CurrentMemoryContext;
-  ShardRow *rows;
-  const int32 count = pg::spi([&] { return list_shards(destination, memory, &rows); });
-  for (int32 i = 0; i < count; ++i) {
-    consider(rows[i].retry_at);
-    if (rows[i].holder) consider(rows[i].lease_until);
-    consider(next_parked_due(destination, rows[i].shard));
+  for (int32 d = 0; d < count; ++d) {
+    ShardRow *rows;
+    const int32 shards = pg::spi([&] { return list_shards(destinations[d], memory, &rows); });
+    for (int32 i = 0; i < shards; ++i) {
+      consider(rows[i].retry_at);
+      if (rows[i].holder) consider(rows[i].lease_until);
+      consider(next_parked_due(destinations[d], rows[i].shard));
+    }
   }
   // What was due before and is held tells nothing of what comes due behind it.
   consider(next_scheduled_due(after));

@@ -22,14 +22,15 @@ struct Turn {
   auto operator<=>(const Turn &) const = default;  // NOLINT(modernize-use-nullptr): compares with 0
 };
 
-// Of the first delayed event of the ordering key, by what is committed now: one that is just being moved, or
-// cancelled, is still there. At infinity when there is none. Takes no predicate locks, and neither does
-// waits_by.
+// Of the first delayed event of the ordering key, by what is committed now: one that another
+// transaction is moving, or cancelling, is still there. At infinity when there is none. Takes no predicate
+// locks, and neither does waits_by.
 Turn first_turn(Datum ordering_key);
 // Whether any event that comes due at that time or before has not been moved yet.
 bool waits_by(TimestampTz due);
 
-// Once after a move that ran out of time and met only events that stay: the next one goes on behind them.
+// For who is about to sleep. True, once, after a move that ran out of time and met only events that stay: the
+// next one goes on behind them. Otherwise the next one begins anew.
 bool take_unfinished_move();
 
 }  // namespace retrysafe::outbox

@@ -116,7 +116,7 @@ bool enter_any(Relation table, const IndexShape &shape, TupleTableSlot *slot, In
   return entered;
 }
 
-// Whether the key of a row that is in the index belongs to another one. Those that were taken back do not
+// Whether another row has the key of this one, which is in the index. Those that were taken back do not
 // count, so that nobody has to wait for the end of a transaction that only lost a race.
 bool is_taken(Relation table, const IndexShape &shape, TupleTableSlot *row) {
   if (!shape.plain) return true;
@@ -145,8 +145,9 @@ bool is_taken(Relation table, const IndexShape &shape, TupleTableSlot *row) {
 
 // ON CONFLICT makes room for a row by a speculative insertion: a lock and a WAL record more for every row, so
 // that those who lose a race can step back without a trace. Here the loser deletes its row again. Checking a
-// unique index and entering the row is one step under the lock of the page, so of two rows with one key
-// exactly one sees the other; and still does when it looks again, unless the other was taken back.
+// unique index and entering the row is one step under the lock of the page, so of two rows with one key the
+// later sees the earlier, and does so again when it looks whether that was taken back. Beside a third one
+// that was, the earlier may look again as well and see the later: then both are taken back, and tried again.
 bool insert_row(Oid oid, const NewRow &row, Oid unique_index) {
   Relation table = table_open(oid, RowExclusiveLock);
   const TableShape shape = shape_of(table);  // a copy: functions of an index may insert elsewhere

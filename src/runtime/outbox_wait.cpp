@@ -4,9 +4,9 @@
 // that it makes first, and the transaction that begins then has neither snapshot nor number. So vacuum goes
 // on, whoever waits.
 //
-// No wake-up is lost. Commits ring the bell of the session; it is taken before outbox_wait returns, and
-// whatever was committed before that is visible to the fetch that follows. The first call of a session
-// returns at once: nobody rang for it before.
+// No wake-up is lost. Commits ring the bell of the session; it is taken before outbox_wait returns from a
+// wait, and whatever was committed before that is visible to the fetch that follows. The first call of a
+// session returns at once: nobody rang for it before.
 #include <algorithm>
 
 #include "outbox/destinations.hpp"
@@ -114,8 +114,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_wait) {
   const Milliseconds timeout = timeout_argument(fcinfo, 1);
   int32 *numbers;
   const int32 count = destinations_argument(fcinfo, 0, &numbers);
-  TimestampTz due = DT_NOEND;
-  for (int32 i = 0; i < count; ++i) due = std::min(due, outbox::next_chance(numbers[i], returned_at));
+  const TimestampTz due = outbox::next_chance(numbers, count, returned_at);
   const bool unfinished = outbox::take_unfinished_move();
   const Joined joined = join_waiting(numbers, count);
   {
@@ -127,7 +126,7 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_wait) {
       SPI_finish();
     });
   }
-  // It has not looked yet at all that it was told of.
+  // It has not looked yet at all that it was told of: the bell stays as it is.
   if (unfinished) PG_RETURN_VOID();
   completed = pg::transactions_completed();
   returned_at = GetCurrentTimestamp();

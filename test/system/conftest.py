@@ -178,10 +178,13 @@ class Pending:
         assert self._wait(timeout), "the statement still blocks"
         return self.cursor.fetchall() if self.cursor.description else None
 
-    def run(self, statement, timeout=10):
+    def send(self, statement):
         """One more statement on the same connection."""
         self.cursor = self.connection.cursor()
         self.cursor.execute(statement)
+
+    def run(self, statement, timeout=10):
+        self.send(statement)
         return self.result(timeout)
 
     def close(self):

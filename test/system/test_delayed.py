@@ -492,3 +492,29 @@ def test_who_waits_goes_on_with_a_pass(server, db, movers):
 
         eventually(fetched)
         assert in_log(db) == ["other"]
+
+
+def test_no_pass_is_gone_on_with_after_sleep(server, db, movers):
+    """What comes due meanwhile is not part of it, and whoever slept was told of that once only."""
+    wait, fetch = "CALL retrysafe.outbox_wait('{one}', '1 hour')", FETCH.format("one")
+    with setting(server, "retrysafe.poll_interval", "1h", db.connect()):
+        schedule_many(db, 2500)
+        canceller = db.connect(autocommit=False)
+        run(canceller, "SELECT outbox_cancel('k1')")
+        client = Pending(db, "SET retrysafe.fault_points = 'moving.time_is_up'", wait, fetch)
+        assert client.result() == [(0,)]
+        client.run(wait)
+        canceller.rollback()
+        db.sql("DELETE FROM outbox_scheduled")
+        client.run(fetch)
+        emitter = db.connect(autocommit=False)
+        run(emitter, "SELECT outbox_emit(NULL, 'late', 't', '1', deliver_after => clock_timestamp() + '100 ms')")
+        client.send(wait)
+        if not client.blocks():  # commits from before
+            client.send(wait)
+        assert client.blocks()
+        emitter.commit()
+        client.result()
+        client.run(fetch)
+        assert in_log(db) == ["late"]
+    client.close()

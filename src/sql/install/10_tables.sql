@@ -60,7 +60,7 @@ CREATE TABLE @extschema@.outbox_log (
          ELSE event_key IS NULL AND idempotency_key IS NOT NULL END)
 );
 
--- Events that are not due yet. A claim moves due ones into the log, where they get their position.
+-- Events that are not due yet. Workers and fetches move due ones into the log, where they get their position.
 CREATE TABLE @extschema@.outbox_scheduled (
   deliver_after   timestamptz NOT NULL,
   created_at      timestamptz NOT NULL,
