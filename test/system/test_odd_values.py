@@ -340,10 +340,9 @@ def test_the_name_of_a_database_can_be_any_bytes(server, name, size, publisher):
                    publisher == "worker")
             db.sql("SELECT outbox_emit(NULL, 'e', 't', '{}')")
             with Relay(db, "--allowed-addresses", "127.0.0.1, ::1", "d") if publisher == "relay" else contextlib.nullcontext():
-                eventually(lambda: receiver.requests)
+                eventually(lambda: db.value("SELECT delivered FROM outbox_status") == 1)
             (request,) = receiver.requests
             assert request.header("ce-source") == encoded("retrysafe/" + "%3F" * size)
-            eventually(lambda: db.value("SELECT delivered FROM outbox_status") == 1)
     finally:
         admin = server.connect()
         run(admin, f'DROP DATABASE "{name}" WITH (FORCE)')
