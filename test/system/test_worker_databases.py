@@ -354,7 +354,7 @@ def test_case_20_many_databases():
             run(admin, f"CREATE DATABASE {name}")
         run(admin, "CREATE DATABASE template IS_TEMPLATE true")
         run(admin, "CREATE DATABASE closed ALLOW_CONNECTIONS false")
-        running = "SELECT datname FROM pg_stat_activity WHERE backend_type = 'retrysafe worker'"
+        running = "SELECT coalesce(datname, 'none yet') FROM pg_stat_activity WHERE backend_type = 'retrysafe worker'"
         looks = len(names) + 1  # and postgres
         eventually(lambda: worker_starts(server.log()) >= looks and run(admin, running) == [])
         log_before = len(server.log())
