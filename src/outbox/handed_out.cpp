@@ -33,7 +33,11 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, HandedOut *o
   if (!known && handle.window_no == cursor.window_no + 1)
     pg::raise(kStaleBatch, "Fetch again: its events come again.",
               "the batch was lost when the server crashed, since its session does not wait for commits");
-  if (!known || (same_window && cursor.position < handle.from) || handle.to > open.window.now->ceiling)
+  if (same_window && cursor.position < handle.from)
+    pg::raise(kStaleBatch, "Fetch again: its events come again.",
+              "the acknowledgement of an earlier batch was lost when the server crashed, since its session "
+              "does not wait for commits");
+  if (!known || handle.to > open.window.now->ceiling)
     pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.",
               "invalid batch");
   if (!same_window && !goes_on_from(open, cursor))

@@ -150,6 +150,22 @@ def test_what_a_crash_takes_from_a_session_that_does_not_wait_for_commits(quiet_
     assert other.fetch() == ["b"] and other.ack() == 1
 
 
+def test_a_crash_takes_the_acknowledgement_of_the_batch_before(quiet_db):
+    """All are of one window, which is there still."""
+    db = quiet_db
+    create(db)
+    client = Client(db)
+    run(client.connection, "SET synchronous_commit = off")
+    emit(db, "a", "b", "c")
+    assert client.fetch(1) == ["a"] and client.ack() == 1 and client.fetch(1) == ["b"]
+    emit(db, "d")  # waits for its commit, and so makes durable what was before
+    with crash_of_a_server(db):
+        assert client.ack() == 1 and client.fetch(1) == ["c"]
+    refused(STALE, db.sql, "SELECT outbox_ack(%s)", client.batch)
+    expire(db)
+    assert Client(db).drain() == ["b", "c", "d"]
+
+
 def test_a_lease_is_durable_when_it_is_handed_out(quiet_db):
     db = quiet_db
     create(db)
