@@ -33,16 +33,17 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, HandedOut *o
   if (!known && handle.window_no == cursor.window_no + 1)
     pg::raise(kStaleBatch, "Fetch again: its events come again.",
               "the batch was lost when the server crashed, since its session does not wait for commits");
-  if (same_window && cursor.position < handle.from)
-    pg::raise(kStaleBatch, "Fetch again: its events come again.",
-              "the acknowledgement of an earlier batch was lost when the server crashed, since its session "
-              "does not wait for commits");
   if (!known || handle.to > open.window.now->ceiling)
     pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.",
               "invalid batch");
   if (!same_window && !goes_on_from(open, cursor))
     pg::raise(kStaleBatch, "Fetch again: its events come again, but for those that were recorded.",
               "an earlier batch, with events of this one, was recorded since it was fetched");
+  // What lies between may have been refused, and would be passed over.
+  if (handle.from > (same_window ? cursor.position : open.position))
+    pg::raise(kStaleBatch, "Fetch again: its events come again.",
+              "what was recorded before the batch was fetched was lost when the server crashed, since its "
+              "session does not wait for commits");
   open.position = handle.from;
   const Limits limits{PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX, false, false};
   Range &range = out->range;

@@ -150,17 +150,21 @@ def test_what_a_crash_takes_from_a_session_that_does_not_wait_for_commits(quiet_
     assert other.fetch() == ["b"] and other.ack() == 1
 
 
-def test_a_crash_takes_the_acknowledgement_of_the_batch_before(quiet_db):
-    """All are of one window, which is there still."""
+@pytest.mark.parametrize("first", [[], ["a"]], ids=["first of the window", "another one"])
+def test_a_crash_takes_what_was_recorded_of_the_batch_before(quiet_db, first):
+    """An event of it was refused, and all are of one window, which is there still. None is passed over."""
     db = quiet_db
     create(db)
     client = Client(db)
     run(client.connection, "SET synchronous_commit = off")
-    emit(db, "a", "b", "c")
-    assert client.fetch(1) == ["a"] and client.ack() == 1 and client.fetch(1) == ["b"]
+    emit(db, *first, "b", "c")
+    for key in first:
+        assert client.fetch(1) == [key] and client.ack() == 1
+    assert client.fetch(1) == ["b"]
     emit(db, "d")  # waits for its commit, and so makes durable what was before
     with crash_of_a_server(db):
-        assert client.ack() == 1 and client.fetch(1) == ["c"]
+        record(client, {"b": RETRY})
+        assert client.fetch(1) == ["c"]
     refused(STALE, db.sql, "SELECT outbox_ack(%s)", client.batch)
     expire(db)
     assert Client(db).drain() == ["b", "c", "d"]
