@@ -1,5 +1,7 @@
 """Programs that publish through the pull API and are no better than other programs: they give events back, forget batches,
-stop in the middle. What nobody answered they ask again, in another session, whatever happened to the server since."""
+stop in the middle, find their far side away. Half of the batches they settle event by event, the others as a whole. What
+nobody answered they ask again, in another session, whatever happened to the server since."""
+import json
 import random
 
 import psycopg2
@@ -21,7 +23,7 @@ class Puller(Player):
         self.db, self.destination, self.record = db, destination, record
         self.r = random.Random(f"{seed}/puller/{number}")
         self.mischief = 0.1
-        self.unanswered = None  # a batch that may or may not be acknowledged, and what of it was given back
+        self.unanswered = None  # how to settle, once more, a batch that may or may not be settled
         self.lease, self.durably = LEASES[number % 2], DURABLY[number % 2]
 
     def play(self):
@@ -31,8 +33,9 @@ class Puller(Player):
                 connection = self.db.server.connect(self.db.name)
                 run(connection, f"SET synchronous_commit = {self.durably}")
                 if self.unanswered:
-                    self.acknowledge_again(connection, *self.unanswered)
-                    self.counts["acknowledged again"] += 1
+                    settle_again, *batch = self.unanswered
+                    settle_again(connection, *batch)
+                    self.counts["settled again"] += 1
                 while not self.stop.is_set():
                     if not self.batch(connection):
                         self.stop.wait(0.2)
@@ -47,8 +50,66 @@ class Puller(Player):
                 if connection is not None:
                     connection.close()
 
+    def batch(self, connection):
+        rows = run(connection, """SELECT batch, id, event_id::text, event_key, event_type, ordering_key, payload
+                                    FROM retrysafe.outbox_fetch(%s, %s, lease => %s)""",
+                   self.destination, self.r.choice((1, 10, 100, 500)), self.lease)
+        if not rows:
+            return False
+        batch, events = rows[0][0], [row[1:] for row in rows]
+        self.takes_its_time()
+        self.r.choice((self.event_by_event, self.as_a_whole))(connection, batch, events)
+        return True
+
+    def takes_its_time(self):
+        """As far sides do, now and then, so that the server can die meanwhile."""
+        if self.mischief and self.r.random() < 0.1:
+            self.stop.wait(self.r.random() * 0.5)
+
+    def luck(self):
+        return self.r.random() / self.mischief if self.mischief else 1
+
+    def deliver(self, event_id, key, event_type, ordering_key, payload):
+        self.record.write(Arrival(event_id, key, event_type, ordering_key, payload.get("n"), digest(payload)))
+
+    # Event by event: outbox_nack and outbox_ack
+
+    def event_by_event(self, connection, batch, events):
+        given_back, keys_given_back = [], set()
+        for position, *event in events:
+            event_id, ordering_key = event[0], event[3]
+            luck = self.luck()
+            if ordering_key in keys_given_back:
+                continue
+            if luck < 0.2:
+                self.counts["given back"] += 1
+                self.give_back(connection, batch, event_id)
+                given_back.append(event_id)
+                if ordering_key is not None:
+                    keys_given_back.add(ordering_key)
+                continue
+            self.deliver(*event)
+            if luck < 0.21:
+                self.counts["stopped in the middle"] += 1
+                run(connection, "SELECT retrysafe.outbox_ack(%s, %s)", batch, position)
+                run(connection, "SELECT retrysafe.outbox_release(%s)", batch)
+                return
+            if luck < 0.22:
+                self.forget()
+                return
+        self.acknowledge(connection, batch, given_back)
+        self.counts["batches"] += 1
+
+    def forget(self):
+        self.counts["forgotten"] += 1
+        self.stop.wait(self.r.random() * 3)
+
+    @staticmethod
+    def give_back(connection, batch, event_id):
+        run(connection, "SELECT retrysafe.outbox_nack(%s, %s, 'no', '100 ms')", batch, event_id)
+
     def acknowledge(self, connection, batch, given_back):
-        self.unanswered = batch, given_back
+        self.unanswered = self.acknowledge_again, batch, given_back
         run(connection, "SELECT retrysafe.outbox_ack(%s)", batch)
         self.unanswered = None
 
@@ -62,39 +123,32 @@ class Puller(Player):
                     raise
         self.acknowledge(connection, batch, given_back)
 
-    @staticmethod
-    def give_back(connection, batch, event_id):
-        run(connection, "SELECT retrysafe.outbox_nack(%s, %s, 'no', '100 ms')", batch, event_id)
+    # As a whole: outbox_record
 
-    def batch(self, connection):
-        rows = run(connection, """SELECT batch, id, event_id::text, event_key, event_type, ordering_key, payload
-                                    FROM retrysafe.outbox_fetch(%s, %s, lease => %s)""",
-                   self.destination, self.r.choice((1, 10, 100, 500)), self.lease)
-        if not rows:
-            return False
-        given_back, keys_given_back, last = [], set(), None
-        for batch, position, event_id, key, event_type, ordering_key, payload in rows:
-            choice = self.r.random() / self.mischief if self.mischief else 1
-            if ordering_key in keys_given_back:
-                continue
-            if choice < 0.2:
-                self.counts["given back"] += 1
-                self.give_back(connection, batch, event_id)
-                given_back.append(event_id)
-                if ordering_key is not None:
-                    keys_given_back.add(ordering_key)
-                continue
-            self.record.write(Arrival(event_id, key, event_type, ordering_key, payload.get("n"), digest(payload)))
-            last = position
-            if choice < 0.21:
-                self.counts["stopped in the middle"] += 1
-                run(connection, "SELECT retrysafe.outbox_ack(%s, %s)", batch, last)
-                run(connection, "SELECT retrysafe.outbox_release(%s)", batch)
-                return True
-            if choice < 0.22:
-                self.counts["forgotten"] += 1
-                self.stop.wait(self.r.random() * 3)
-                return True
-        self.acknowledge(connection, rows[0][0], given_back)
-        self.counts["batches"] += 1
-        return True
+    def as_a_whole(self, connection, batch, events):
+        outcomes, held_keys, unreachable = {}, set(), None
+        for _, *event in events:
+            event_id, ordering_key = event[0], event[3]
+            luck = self.luck()
+            if luck < 0.005:
+                unreachable = "away"
+            if unreachable or ordering_key in held_keys:
+                outcomes.setdefault(event_id, {"status": "not tried"})
+            elif luck < 0.2:
+                self.counts["refused"] += 1
+                outcomes[event_id] = {"status": "retry", "reason": "no", "retry_after_ms": 100}
+            elif event_id not in outcomes:  # an outcome is that of all events with its id
+                self.deliver(*event)
+                if luck < 0.21:
+                    self.forget()
+                    return
+            if event_id in outcomes and ordering_key is not None:
+                held_keys.add(ordering_key)
+        self.record_batch(connection, batch, outcomes, unreachable)
+        self.counts["recorded"] += 1
+        self.counts["found it away"] += unreachable is not None
+
+    def record_batch(self, connection, batch, outcomes, unreachable):
+        self.unanswered = self.record_batch, batch, outcomes, unreachable
+        run(connection, "SELECT retrysafe.outbox_record(%s, %s, %s, '100 ms')", batch, json.dumps(outcomes), unreachable)
+        self.unanswered = None
