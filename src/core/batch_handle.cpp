@@ -96,6 +96,10 @@ std::uint32_t first_number(const Uuid &id) {
   return number;
 }
 
+std::uint32_t first_token(const Uuid &log, std::uint32_t timeline) {
+  return add_to_check(first_number(log), timeline);
+}
+
 std::uint32_t add_to_check(std::uint32_t check, std::int64_t number) {
   std::uint64_t h = static_cast<std::uint64_t>(number) + check + 0x9e3779b97f4a7c15ULL;
   h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9ULL;

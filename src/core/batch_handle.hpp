@@ -22,7 +22,7 @@ struct BatchHandle {
 
   std::int32_t destination;
   std::int32_t shard;
-  std::int64_t token;  // fencing token of the lease, counted from first_number of the log's UUID
+  std::int64_t token;  // fencing token of the lease, counted from first_token
   std::int64_t window_no;
   std::int64_t from, to;  // positions in the window
   std::uint32_t check;    // over positions and ids of the events when they were fetched
@@ -39,9 +39,14 @@ int format_handle(const BatchHandle &handle, char *out);
 // False for anything that format_handle would not have written.
 bool parse_handle(std::string_view text, BatchHandle *handle);
 
-// Positions, tokens and turns come again: in the log of an extension that was made anew or of a fork, and
-// after a failover that lost WAL. What is counted from here is not taken for that of another log or event.
+// Tokens and turns come again: in the log of an extension that was made anew or of a fork, and after a
+// failover that lost WAL. What is counted from here is not taken for that of another log or event.
 std::uint32_t first_number(const Uuid &id);
+
+// Where the tokens of a log are counted from. A server that was promoted or recovered to a point in time may
+// have lost what was recorded before or after a batch was handed out, and has a timeline of its own: no batch
+// of before is known there.
+std::uint32_t first_token(const Uuid &log, std::uint32_t timeline);
 
 // The sum over what tells the events of a batch, one number at a time; starts from 0.
 std::uint32_t add_to_check(std::uint32_t check, std::int64_t number);

@@ -15,8 +15,8 @@ namespace {
 
 // A back-off that began later than now: the clock has been set back since, and its time means nothing any
 // more.
-#define SHARD_COLUMNS                                        \
-  "shard, token, holder, holder_pid, lease_until, failures," \
+#define SHARD_COLUMNS                                                  \
+  "shard, token, holder, holder_pid, timeline, lease_until, failures," \
   " CASE WHEN error_at <= clock_timestamp() THEN retry_at END"
 
 ShardRow shard_row(uint64 number, int first_column, MemoryContext memory) {
@@ -26,10 +26,11 @@ ShardRow shard_row(uint64 number, int first_column, MemoryContext memory) {
   s.token = row.int64_at(first_column + 1);
   s.holder = row.text_at(first_column + 2, memory);
   s.holder_pid = row.is_null(first_column + 3) ? 0 : row.int32_at(first_column + 3);
+  s.timeline = static_cast<TimeLineID>(row.int32_at(first_column + 4));
   s.lease_until =
-      row.is_null(first_column + 4) ? DT_NOBEGIN : DatumGetTimestampTz(row.datum(first_column + 4));
-  s.failures = row.int32_at(first_column + 5);
-  s.retry_at = row.is_null(first_column + 6) ? DT_NOBEGIN : DatumGetTimestampTz(row.datum(first_column + 6));
+      row.is_null(first_column + 5) ? DT_NOBEGIN : DatumGetTimestampTz(row.datum(first_column + 5));
+  s.failures = row.int32_at(first_column + 6);
+  s.retry_at = row.is_null(first_column + 7) ? DT_NOBEGIN : DatumGetTimestampTz(row.datum(first_column + 7));
   return s;
 }
 
@@ -49,7 +50,7 @@ constinit pg::Statement select_shards{
 
 // For workers: shards in back-off rest, and so do those that pull clients have to themselves.
 constinit pg::Statement select_candidates{
-    "SELECT s.destination, s.shard, s.token, s.holder, s.holder_pid, s.lease_until, s.failures,"
+    "SELECT s.destination, s.shard, s.token, s.holder, s.holder_pid, s.timeline, s.lease_until, s.failures,"
     " s.retry_at FROM @.outbox_shards s JOIN @.outbox_destinations d ON d.destination = s.destination"
     " WHERE ($1 = 0 OR d.destination = $1) AND d.workers AND NOT d.paused"
     " AND (s.retry_at IS NULL OR s.retry_at <= clock_timestamp() OR s.error_at > clock_timestamp())"
@@ -57,9 +58,10 @@ constinit pg::Statement select_candidates{
     {INT4OID}};
 
 constinit pg::Statement update_holder{
-    "UPDATE @.outbox_shards SET token = token + 1, holder = $3, holder_pid = $4, lease_until = $5"
+    "UPDATE @.outbox_shards SET token = token + 1, holder = $3, holder_pid = $4, timeline = $5, lease_until "
+    "= $6"
     " WHERE destination = $1 AND shard = $2 RETURNING token",
-    {INT4OID, INT4OID, TEXTOID, INT4OID, TIMESTAMPTZOID}};
+    {INT4OID, INT4OID, TEXTOID, INT4OID, INT4OID, TIMESTAMPTZOID}};
 constinit pg::Statement update_lease{
     "UPDATE @.outbox_shards SET lease_until = $3 WHERE destination = $1 AND shard = $2",
     {INT4OID, INT4OID, TIMESTAMPTZOID}};
@@ -112,7 +114,7 @@ const char *session_name(const char *kind) {
 }
 
 bool is_free(const ShardRow &row, TimestampTz now) {
-  if (!row.holder || row.lease_until <= now) return true;
+  if (!row.holder || row.lease_until <= now || row.timeline != GetWALInsertionTimeLine()) return true;
   if (row.holder_pid == 0) return row.lease_until > now + kLongestLeaseUs;  // the clock has been set back
   // A process that took over the pid of a dead worker passes for it until the lease ends, unless it is this
   // one.
@@ -146,6 +148,7 @@ bool is_backing_off(int32 destination, int32 shard) {
 Claim take_shard(int32 destination, const ShardRow &row, const Holder &holder, TimestampTz lease_until) {
   update_holder.run({pg::value(destination), pg::value(row.shard), pg::value(holder.name),
                      holder.pid == 0 ? pg::null_value() : pg::value(holder.pid),
+                     pg::value(static_cast<int32>(GetWALInsertionTimeLine())),
                      pg::value(TimestampTzGetDatum(lease_until))});
   return {destination, row.shard, pg::Row(0).int64_at(1), lease_until};
 }

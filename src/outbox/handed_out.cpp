@@ -17,7 +17,7 @@ namespace retrysafe::outbox {
 namespace {
 
 Claim claim_of(const BatchHandle &handle, const Uuid &log) {
-  return {handle.destination, handle.shard, handle.token - first_number(log), 0};
+  return {handle.destination, handle.shard, handle.token - first_token(log, GetWALInsertionTimeLine()), 0};
 }
 
 // The log part: the same stretch of the same window, read again. Its events must be the ones that were handed

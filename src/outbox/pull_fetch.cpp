@@ -237,7 +237,7 @@ void return_batch(const Batch &batch, ReturnSetInfo *result) {
   BatchHandle handle{};
   handle.destination = batch.claim.destination;
   handle.shard = batch.claim.shard;
-  handle.token = batch.claim.token + first_number(batch.log);
+  handle.token = batch.claim.token + first_token(batch.log, GetWALInsertionTimeLine());
   handle.window_no = batch.window_no;
   handle.from = batch.from;
   handle.to = batch.to;

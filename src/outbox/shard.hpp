@@ -22,6 +22,7 @@ struct ShardRow {
   int64 token;
   const char *holder;  // null: free
   int32 holder_pid;    // 0: a pull client
+  TimeLineID timeline;
   TimestampTz lease_until;
   int32 failures;
   TimestampTz retry_at;  // the destination was unreachable: not before then; the beginning of time: at once
@@ -36,7 +37,8 @@ inline uint32 shard_of_key(std::string_view ordering_key, uint32 shards) {
 // Names a session: unlike its pid it does not come again. `kind` is "worker" or "session".
 const char *session_name(const char *kind);
 
-// Can the shard be taken at this time? Free, lease over, or held by a worker that is dead.
+// Can the shard be taken at this time? Free, lease over, held by a worker that is dead, or since before the
+// server was promoted or recovered: what was handed out then cannot be recorded here.
 bool is_free(const ShardRow &row, TimestampTz now);
 
 // --- inside pg::spi ----------------------------------------------------------------------------------------

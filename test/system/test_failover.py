@@ -8,6 +8,7 @@ import pytest
 from clients import Clients, assert_complete, assert_in_order, everything_is_sent, positions, published, repeat
 from conftest import Database, cluster, eventually, load_factor, make_database, run
 from copies import Copy, folder, standby_of  # noqa: F401 (fixture)
+from pull_client import STALE, Client, create, emit, refused
 from receiver import Receiver
 from relay_process import Relay
 from workers import let_look
@@ -128,6 +129,31 @@ def test_promotion_under_load_with_wal_that_is_lost(folder, receiver):
                 published(receiver)
             finally:
                 standby.stop()
+
+
+def test_what_is_in_hand_at_a_promotion_comes_again(folder):
+    """The standby has not received that an event was refused before the batch was fetched. Acknowledged there, the batch
+    would pass it over."""
+    with cluster("retrysafe.workers_per_database = 0") as primary:
+        db = make_database(primary)
+        create(db)
+        standby = standby_of(primary, folder / "standby")
+        try:
+            client = Client(db)
+            emit(db, "a", "b", "c")
+            assert client.fetch(lease="1 h") == ["a", "b", "c"]
+            written, follower = db.value("SELECT pg_current_wal_flush_lsn()"), Database(standby, db.name)
+            eventually(lambda: follower.value("SELECT pg_last_wal_receive_lsn() >= %s", written))
+            stop_receiving(standby)
+            client.nack("b", retry_after="1 h")
+            assert client.fetch() == ["a", "c"]
+            primary.pg_ctl("stop", "-m", "immediate")
+            copy = promote(standby, db)
+            for call in ["outbox_ack(%s)", "outbox_record(%s)", "outbox_renew(%s)", "outbox_release(%s)"]:
+                refused(STALE, copy.sql, f"SELECT {call}", client.batch)
+            assert Client(copy).drain() == ["a", "b", "c"], "the shard is free at once"
+        finally:
+            standby.stop()
 
 
 def test_recovery_to_a_point_in_time(folder, receiver):

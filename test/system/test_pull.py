@@ -106,7 +106,7 @@ def test_a_dead_workers_shard_is_taken_over_at_once(db):
     emit(db, "a")
     client, other = Client(db), db.connect()
     pid = run(other, "SELECT pg_backend_pid()")[0][0]
-    db.sql("UPDATE outbox_shards SET token = 7, holder = 'worker', holder_pid = %s,"
+    db.sql("UPDATE outbox_shards SET token = 7, holder = 'worker', holder_pid = %s, timeline = 1,"
            " lease_until = clock_timestamp() + interval '1 h'", pid)
     assert client.fetch() == []
     other.close()

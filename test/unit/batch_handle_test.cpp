@@ -98,6 +98,8 @@ TEST(BatchHandle, RefusesMoreParkedItemsThanABatchHolds) {
 TEST(BatchHandle, NumbersOfLogsAndEventsDiffer) {
   EXPECT_NE(first_number(*parse_uuid("062a8876-c266-8f52-b9f9-60c06b5f232f")),
             first_number(*parse_uuid("0e3c3c0e-8a5e-8b7c-9d55-3f6a1c2b4d5e")));
+  EXPECT_NE(first_token(*parse_uuid("062a8876-c266-8f52-b9f9-60c06b5f232f"), 1),
+            first_token(*parse_uuid("062a8876-c266-8f52-b9f9-60c06b5f232f"), 2));
 }
 
 TEST(BatchHandle, CheckTellsBatchesApart) {

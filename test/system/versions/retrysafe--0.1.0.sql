@@ -169,6 +169,7 @@ CREATE TABLE @extschema@.outbox_shards (
   token       bigint NOT NULL DEFAULT 0, -- fencing token: grows with every change of holder
   holder      text,                      -- null: free
   holder_pid  integer,                   -- of a worker, whose death frees the shard at once; null for pull clients
+  timeline    integer NOT NULL DEFAULT 0,-- of the server when it was claimed: a promotion frees the shard at once
   lease_until timestamptz,
   failures    integer NOT NULL DEFAULT 0,-- times in a row that the destination was unreachable
   retry_at    timestamptz,               -- back-off of the whole shard
