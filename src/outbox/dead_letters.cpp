@@ -44,12 +44,6 @@ constinit pg::Statement discard{
 #undef CHOSEN
 #undef OF_CHOSEN
 
-// A revived event may have come before the one of its key that waits for its next attempt.
-constinit pg::Statement hold_back{
-    "UPDATE @.outbox_parked SET state = 'blocked'"
-    " WHERE destination = $1 AND shard = $2 AND ordering_key = $3 AND state = 'retry'",
-    {INT4OID, INT4OID, TEXTOID}};
-
 struct Key {
   int32 shard;
   const char *ordering_key;
@@ -62,7 +56,7 @@ pg::Parameter text_filter(FunctionCallInfo fcinfo, int number) {
 
 // Parked events change under the lock of their shard only: a worker that records a batch is waited for.
 // What was parked since an older snapshot would stay blocked for ever.
-int64 settle(FunctionCallInfo fcinfo, const char *function, pg::Statement *statement, bool hold_back_others) {
+int64 settle(FunctionCallInfo fcinfo, const char *function, pg::Statement *statement) {
   pg::require_read_committed(function);
   if (PG_ARGISNULL(0)) pg::raise(kInvalidParameter, nullptr, "destination must not be null");
   if (!PG_ARGISNULL(5) && PG_GETARG_INT64(5) < 1)
@@ -90,12 +84,7 @@ int64 settle(FunctionCallInfo fcinfo, const char *function, pg::Statement *state
     return count;
   });
   pg::spi([&] {
-    for (uint64 i = 0; i < key_count; ++i) {
-      if (!keys[i].ordering_key) continue;
-      if (hold_back_others)
-        hold_back.run({pg::value(number), pg::value(keys[i].shard), pg::value(keys[i].ordering_key)});
-      restore_head(*destination, keys[i].shard, keys[i].ordering_key);
-    }
+    for (uint64 i = 0; i < key_count; ++i) restore_head(*destination, keys[i].shard, keys[i].ordering_key);
   });
   if (settled > 0) announce_at_commit();
   return settled;
@@ -108,9 +97,9 @@ int64 settle(FunctionCallInfo fcinfo, const char *function, pg::Statement *state
 using namespace retrysafe;
 
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_retry) {
-  PG_RETURN_INT64(outbox::settle(fcinfo, "outbox_retry()", &outbox::revive, true));
+  PG_RETURN_INT64(outbox::settle(fcinfo, "outbox_retry()", &outbox::revive));
 }
 
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_discard) {
-  PG_RETURN_INT64(outbox::settle(fcinfo, "outbox_discard()", &outbox::discard, false));
+  PG_RETURN_INT64(outbox::settle(fcinfo, "outbox_discard()", &outbox::discard));
 }

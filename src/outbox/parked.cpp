@@ -325,26 +325,25 @@ void restore_head(const Destination &d, int32 shard, const char *ordering_key) {
   if (!ordering_key) return;
   const pg::Extension &e = pg::extension();
   ::Snapshot snapshot = pg::latest_snapshot_of(e.outbox_parked);
-  int64 ids[2];
-  bool is_retry[2];
-  int count = 0;
+  const int64 first = first_of_key(e.outbox_parked_waiting, d.destination, shard, ordering_key, snapshot);
+  const bool held = d.block_when_exhausted &&
+                    first_of_key(e.outbox_parked_dead, d.destination, shard, ordering_key, snapshot) < first;
+  const int64 head = held ? PG_INT64_MAX : first;
+  bool head_is_retry = false;
+  // One that was first stays behind each event that was parked or revived in front of it.
   pg::IndexScan scan =
-      scan_key(e.outbox_parked_waiting, d.destination, shard, ordering_key, PG_INT64_MIN, snapshot);
-  for (; count < 2 && scan.next(); ++count) {
-    ids[count] = id_of(&scan);
-    is_retry[count] = state_is(&scan, "retry");
+      scan_key(e.outbox_parked_retry, d.destination, shard, ordering_key, PG_INT64_MIN, snapshot);
+  while (scan.next()) {
+    const int64 id = id_of(&scan);
+    if (id == head)
+      head_is_retry = true;
+    else
+      make_follower.run({pg::value(d.destination), pg::value(shard), pg::value(id)});
   }
   scan.end();
-  const bool held = count > 0 && first_holder(d, shard, ordering_key, snapshot) < ids[0];
   UnregisterSnapshot(snapshot);
-
-  // A new first one leaves the old first one, now second, in state retry.
-  for (int i = 0; i < count; ++i) {
-    const bool first = i == 0 && !held;
-    if (first == is_retry[i]) continue;
-    pg::Statement &change = first ? make_first : make_follower;
-    change.run({pg::value(d.destination), pg::value(shard), pg::value(ids[i])});
-  }
+  if (head != PG_INT64_MAX && !head_is_retry)
+    make_first.run({pg::value(d.destination), pg::value(shard), pg::value(head)});
 }
 
 void restore_heads_behind_dead(const Destination &d) {

@@ -69,7 +69,7 @@ void give_back(int32 destination, int32 shard, int64 id);
 void settle_delivered(int32 destination, int32 shard, int64 id);
 
 // Restores the rule of the first paragraph after anything of the key changed: its first waiting event becomes
-// due, unless something holds it back. Costs two look-ups. Nothing to do without a key.
+// due, unless something holds it back. Nothing to do without a key.
 void restore_head(const Destination &destination, int32 shard, const char *ordering_key);
 
 // The same for all keys with a dead event, after it was changed whether those hold back others. Under the

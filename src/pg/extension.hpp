@@ -33,6 +33,7 @@ namespace retrysafe::pg {
   X(outbox_parked_pkey)             \
   X(outbox_parked_due)              \
   X(outbox_parked_waiting)          \
+  X(outbox_parked_retry)            \
   X(outbox_parked_dead)
 
 // The pieces of rings, see storage/ring.hpp: name_1, name_2, …

@@ -78,6 +78,19 @@ def test_what_was_not_tried_keeps_the_order_of_its_key(db):
     assert status(db) == (7, 0, 0, 0)
 
 
+def test_what_failed_behind_events_that_were_not_tried_waits_for_them(db):
+    create(db)
+    emit(db, "k1", "k2", "k3", ordering_key="k")
+    client = Client(db)
+    client.fetch()
+    client.nack("k1")
+    client.ack()
+    assert client.fetch() == ["k1", "k2", "k3"]
+    record(client, {"k1": NOT_TRIED, "k2": NOT_TRIED, "k3": RETRY})
+    assert db.sql("SELECT event_key, state FROM outbox_parked ORDER BY id") == [
+        ("k1", "retry"), ("k2", "blocked"), ("k3", "blocked")]
+
+
 def test_an_outage_in_the_middle_of_a_batch_writes_nothing_for_its_events(db):
     create(db, backoff="1 ms", backoff_max="1 ms")
     emit(db, *"abcd")

@@ -286,6 +286,7 @@ CREATE TABLE @extschema@.outbox_parked (
 CREATE INDEX outbox_parked_due ON @extschema@.outbox_parked (destination, shard, retry_at) WHERE state = 'retry';
 CREATE INDEX outbox_parked_waiting ON @extschema@.outbox_parked (destination, shard, ordering_key, id)
   WHERE state IN ('retry', 'blocked');
+CREATE INDEX outbox_parked_retry ON @extschema@.outbox_parked (destination, shard, ordering_key, id) WHERE state = 'retry';
 CREATE INDEX outbox_parked_dead ON @extschema@.outbox_parked (destination, shard, ordering_key, id) WHERE state = 'dead';
 CREATE INDEX outbox_parked_settled ON @extschema@.outbox_parked (settled_at) WHERE state IN ('delivered', 'discarded');
 
