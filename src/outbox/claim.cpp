@@ -255,10 +255,10 @@ bool is_held(const Claim &claim) {
   });
 }
 
-void release(const Claim &claim) {
+void release(const Claim &claim, bool wait) {
   pg::spi([&] {
     ShardRow row;
-    if (lock_shard(claim.destination, claim.shard, true, &row) && row.token == claim.token && row.holder)
+    if (lock_shard(claim.destination, claim.shard, wait, &row) && row.token == claim.token && row.holder)
       free_shard(claim.destination, claim.shard);
   });
 }

@@ -125,7 +125,8 @@ bool renew(Claim *claim, int64 lease_us);
 
 // Looks, whatever is left of the lease.
 bool is_held(const Claim &claim);
-void release(const Claim &claim);
+// Without `wait` nothing happens while somebody has the row of the shard locked.
+void release(const Claim &claim, bool wait);
 
 // Null when there is none. The other form looks the name up.
 Destination *load_destination(int32 destination);

@@ -30,10 +30,10 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, HandedOut *o
   if (cursor.window_no > handle.window_no || (same_window && cursor.position >= handle.to)) return;
   OpenWindow open;
   const bool known = load_open_window(handle.destination, handle.shard, handle.window_no, &open);
-  if (!known && handle.window_no == cursor.window_no + 1)
+  if (!known)
     pg::raise(kStaleBatch, "Fetch again: its events come again.",
               "the batch was lost when the server crashed, since its session does not wait for commits");
-  if (!known || handle.to > open.window.now->ceiling)
+  if (handle.to > open.window.now->ceiling)
     pg::raise(kInvalidBatch, "Pass the value of column \"batch\" as outbox_fetch returned it.",
               "invalid batch");
   if (!same_window && !goes_on_from(open, cursor))
@@ -138,7 +138,8 @@ bool cut_behind(const BatchHandle &handle, int64 up_to, HandedOut *out) {
     });
     return batch->event_count > 0;
   }
-  if (up_to > handle.from && up_to <= batch->from) {
+  const int64 recorded_to = batch->window_no == handle.window_no ? batch->from : handle.to;
+  if (up_to > handle.from && up_to <= recorded_to) {
     drop_behind([](const Event &event) { return event.parked; });
     batch->to = batch->from;
     return batch->event_count > 0;

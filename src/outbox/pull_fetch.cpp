@@ -97,7 +97,13 @@ Secured lock_as_read(const Destination &d, const Request &request, const ShardRo
   return same_holder && same_cursor ? Secured::kYes : Secured::kReadAgain;
 }
 
-// Stores the progress of a batch without events. That takes no lease.
+// A batch with nothing to hand out: its events, if there are any, wait behind earlier ones of their keys.
+bool is_progress(const Batch &batch) {
+  return std::all_of(batch.events, batch.events + batch.event_count,
+                     [](const Event &event) { return event.held; });
+}
+
+// Stores the progress of such a batch, which parks its events. That takes no lease.
 Secured record_progress(const Destination &d, const Request &request, const ShardRow &known,
                         const Batch &batch) {
   return pg::spi([&] {
@@ -115,9 +121,8 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
   const TimestampTz now = GetCurrentTimestamp();
   const bool mine = is_mine(known, request, now);
   const bool renew = mine && renewal_is_due(known, request, now);
-  const auto held = [](const Event &event) { return event.held; };
-  const bool any_held = std::any_of(batch->events, batch->events + batch->event_count, held);
-  const bool all_held = std::all_of(batch->events, batch->events + batch->event_count, held);
+  const bool any_held = std::any_of(batch->events, batch->events + batch->event_count,
+                                    [](const Event &event) { return event.held; });
   if (mine && !renew && !any_held && !batch->opens_window)
     return is_current(d) ? Secured::kYes : Secured::kLost;
   // What a crash must not take back, whatever the session says of its commits: who has the lease, and which
@@ -137,10 +142,6 @@ Secured secure(const Destination &d, const Request &request, const ShardRow &kno
     if (batch->opens_window) {
       store_window(*batch);
       batch->opens_window = false;
-    }
-    if (all_held) {  // which recording parks
-      record_locked(d, *batch, nullptr, false, row);
-      return Secured::kReadAgain;
     }
     if (any_held) park_held(d, batch);
     return Secured::kYes;
@@ -165,10 +166,10 @@ Batch *fetch_shard(const Destination &d, const Request &request, ShardRow *row) 
     if (!batch) return nullptr;
     RETRYSAFE_FAULT_POINT("fetch.after_read");
     const Secured secured =
-        batch->event_count == 0 ? record_progress(d, request, *row, *batch) : secure(d, request, *row, batch);
+        is_progress(*batch) ? record_progress(d, request, *row, *batch) : secure(d, request, *row, batch);
     if (secured == Secured::kYes) return batch;
     if (secured == Secured::kLost) return nullptr;
-    // The lease may be ours by now, or somebody else's.
+    // The lease may be somebody else's by now.
     const bool there = pg::spi([&] {
       ShardRow *rows;
       const int32 count = list_shards(d.destination, memory, &rows);
@@ -202,7 +203,7 @@ Batch *fetch_once(const Destination &d, const Request &request) {
       if (second_round != let_go[i]) continue;
       if (!second_round && mine > 1 && is_mine(rows[i], request, now) &&
           renewal_is_due(rows[i], request, now)) {
-        release({d.destination, rows[i].shard, rows[i].token, 0});
+        release({d.destination, rows[i].shard, rows[i].token, 0}, false);
         announce_at_commit();
         rows[i].holder = nullptr;
         let_go[i] = true;
@@ -212,6 +213,11 @@ Batch *fetch_once(const Destination &d, const Request &request) {
       if (!may_work(rows[i], request, now)) continue;
       if (rows[i].retry_at > now) continue;  // the destination was unreachable a moment ago
       if (Batch *batch = fetch_shard(d, request, &rows[i])) return batch;
+      if (n + 1 < count && time_is_up(request)) {
+        fetch_next_behind(d.destination, i);
+        announce_at_commit();
+        return nullptr;
+      }
     }
   return nullptr;
 }

@@ -589,7 +589,7 @@ void Lane::go() {
   close_sink();
   drop_batch();
   const auto error = pg::in_transaction(
-      "giving a shard back", nullptr, [&] { outbox::release(claim_); }, 2000);
+      "giving a shard back", nullptr, [&] { outbox::release(claim_, true); }, 2000);
   if (error) {
     // Somebody has its row locked, say. As long as we hold the shard nobody claims it, this worker neither.
     rest_after_failure(now_ms());

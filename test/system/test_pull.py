@@ -131,6 +131,23 @@ def test_a_client_with_several_shards_lets_others_have_some(db):
     assert sorted(first.drain() + second.drain())
 
 
+def test_a_shard_that_is_locked_is_kept_for_now(db):
+    """The client does not wait for who has its row locked, though it is to let the shard go."""
+    create(db, shards=2)
+    emit(db, *(f"e{n}" for n in range(20)))
+    client = Client(db)
+    run(client.connection, "SET lock_timeout = '10 s'")
+    while db.value("SELECT count(holder) FROM outbox_shards") < 2:
+        assert client.fetch(1)
+        client.ack()
+    db.sql("UPDATE outbox_shards SET lease_until = clock_timestamp() + interval '10 s'")
+    other = db.connect(autocommit=False)
+    run(other, "SELECT FROM outbox_shards FOR UPDATE")
+    assert client.fetch(1) == []
+    other.rollback()
+    assert client.fetch(1)
+
+
 def test_acknowledging_again_changes_nothing(db):
     create(db)
     emit(db, "a", "b")
@@ -143,6 +160,21 @@ def test_acknowledging_again_changes_nothing(db):
     client.fetch()
     assert client.ack() == 1
     assert client.ack(batch=old) == 0
+
+
+def test_acknowledging_up_to_an_event_again_when_a_later_window_has_begun(db):
+    """In which positions are lower: its transaction drew them before, and ended behind the others."""
+    create(db)
+    slow = db.connect(autocommit=False)
+    run(slow, "SELECT outbox_emit(NULL, key, 't', '{}') FROM unnest('{a1,a2}'::text[]) key")
+    emit(db, "b")
+    client = Client(db)
+    assert client.fetch() == ["b"] and client.ack() == 1
+    old, up_to = client.batch, client.ids()["b"]
+    slow.commit()
+    assert client.fetch(1) == ["a1"] and client.ack() == 1
+    assert client.ids()["a1"] < up_to
+    assert db.value("SELECT outbox_ack(%s, %s)", old, up_to) == 0
 
 
 def test_prefixes(db):
@@ -294,7 +326,7 @@ def test_a_batch_of_a_window_that_was_never_handed_out(db):
     client = Client(db)
     client.fetch()
     destination, shard, token, window, start, to, check = client.batch.split(".")
-    refused(INVALID, client.ack, batch=f"{destination}.{shard}.{token}.77.{start}.{to}.{check}")
+    refused(STALE, client.ack, batch=f"{destination}.{shard}.{token}.77.{start}.{to}.{check}")
     refused(INVALID, client.ack, batch=f"{destination}.{shard}.{token}.{window}.{start}.{int(to) + 1}.{check}")
     refused(STALE, client.ack, batch=f"{destination}.{shard}.{token}.{window}.{start}.{to}.1")
     refused(STALE, client.ack, batch=f"{destination}.{shard}.{int(token) + 1}.{window}.{start}.{to}.{check}")

@@ -159,6 +159,20 @@ def test_an_event_behind_one_that_is_sent_again_does_not_overtake_what_was_not_s
     assert client.drain() == ["k1", "k2", "k3"]
 
 
+def test_a_fetch_that_finds_only_what_waits_takes_no_lease(db):
+    create(db)
+    emit(db, "k1", ordering_key="k")
+    client = Client(db)
+    client.fetch()
+    client.nack("k1", retry_after="1 h")
+    client.ack()
+    run(client.connection, "SELECT outbox_release(%s)", client.batch)
+    emit(db, "k2", ordering_key="k")
+    assert Client(db).fetch() == []
+    assert db.sql("SELECT event_key, state FROM outbox_parked ORDER BY id") == [("k1", "retry"), ("k2", "blocked")]
+    assert db.sql("SELECT token, holder FROM outbox_shards") == [(1, None)]
+
+
 def test_a_refused_event_keeps_its_time_behind_one_that_comes_again(db):
     create(db)
     emit(db, "k1", "k2", "k3", ordering_key="k")

@@ -183,6 +183,27 @@ def test_a_fetch_that_has_read_for_long_is_called_again(db, server):
     assert client.fetch() == ["w"]
 
 
+def test_a_fetch_that_has_no_time_for_all_shards_is_called_again(db):
+    try:
+        db.sql("SET retrysafe.fault_points = 'fetch.time_is_up'")
+    except psycopg2.Error:
+        pytest.skip("the build has no fault points")
+    create(db, shards=3)
+    for key in map(str, range(20)):
+        emit(db, key, ordering_key=key)
+    client = Client(db)
+    while client.fetch():
+        client.ack()
+        shard, key = client.batch.split(".")[1], client.rows[0][5]
+        if shard == "2":
+            last = key
+    client = Client(db)
+    run(client.connection, "SET retrysafe.fault_points = 'fetch.time_is_up'")
+    emit(db, "late", ordering_key=last)
+    expire(db)
+    assert [client.fetch() for _ in range(3)] == [[], [], ["late"]]
+
+
 def test_a_bulk_writer_that_was_prepared(db):
     create(db)
     client = Client(db)
