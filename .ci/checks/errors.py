@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Every error code is raised, is seen by a test, and is explained to users."""
+"""Every error code is raised, is seen by a test, and is explained to users; every error has a hint."""
 import re
 
 from common import TOP, complain, cpp_files, finish, line_of
@@ -32,6 +32,9 @@ if not codes:
 for path in cpp_files():
     if path == header:
         continue
-    for use in re.finditer(r'"(RS\d{3})"', path.read_text()):
-        complain(path, line_of(path.read_text(), use.start()), f"{use.group(1)}: use its name from core/error_codes.hpp")
+    source = path.read_text()
+    for use in re.finditer(r'"(RS\d{3})"', source):
+        complain(path, line_of(source, use.start()), f"{use.group(1)}: use its name from core/error_codes.hpp")
+    for use in re.finditer(r'\b(raise|raise_insufficient_privilege|refuse|warn)\((\w+,\s*)?(nullptr|""),', source):
+        complain(path, line_of(source, use.start()), f"{use.group(1)}: a hint is missing")
 finish()

@@ -292,13 +292,15 @@ bool check_description(const OptionDescription &option, OptionProblem *problem) 
                   "invalid name of an option in the list");
   const int length = static_cast<int>(option.name.size());
   if (option.min > option.max)
-    return refuse(problem, "", "option \"%.*s\": min is above max", length, option.name.data());
+    return refuse(problem, "Give a min that is not above max.", "option \"%.*s\": min is above max", length,
+                  option.name.data());
   if (option.type == kEnum && option.choices.empty())
-    return refuse(problem, "", "option \"%.*s\": an enum needs choices", length, option.name.data());
+    return refuse(problem, "List its values as member \"choices\".", "option \"%.*s\": an enum needs choices",
+                  length, option.name.data());
   if (!option.default_value.data()) return true;
   if (option.type == kSecret || option.type == kHeaders || option.type == kFile)
-    return refuse(problem, "", "option \"%.*s\": this type cannot have a default", length,
-                  option.name.data());
+    return refuse(problem, "Describe it without \"default\".",
+                  "option \"%.*s\": this type cannot have a default", length, option.name.data());
   bool good = true;
   if (option.type == kInteger || option.type == kDuration) {
     const auto number = parse_integer(option.default_value);

@@ -114,7 +114,9 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_idem_peek_text) {
 // idem_complete(key, response, scope, status)
 RETRYSAFE_SQL_FUNCTION(retrysafe_idem_complete) {
   const Key key = key_argument(fcinfo, 0, 2);
-  if (PG_ARGISNULL(3)) pg::raise(kInvalidStatus, nullptr, "status of an idempotency key must not be null");
+  if (PG_ARGISNULL(3))
+    pg::raise(kInvalidStatus, "Leave it out where the work is done.",
+              "status of an idempotency key must not be null");
   complete(key, jsonb_argument(fcinfo, 1), PG_GETARG_TEXT_PP(3));
   PG_RETURN_VOID();
 }

@@ -52,7 +52,9 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_inbox_accept) {
 // inbox_accept(consumer, event_ids) → setof text
 RETRYSAFE_SQL_FUNCTION(retrysafe_inbox_accept_all) {
   const text *consumer = text_argument(fcinfo, 0, "consumer");
-  if (PG_ARGISNULL(1)) pg::raise(kInvalidInboxMessage, nullptr, "event ids must not be null");
+  if (PG_ARGISNULL(1))
+    pg::raise(kInvalidInboxMessage, "Pass an array of the ids that the messages carry; it may be empty.",
+              "event ids must not be null");
   ArrayType *event_ids = PG_GETARG_ARRAYTYPE_P(1);
   Datum *elements;
   bool *nulls;

@@ -19,7 +19,8 @@ void check_handler(Oid handler) {
   ReleaseSysCache(row);
   if (!fits) pg::raise(kInvalidHandler, hint, "%s cannot be a handler", format_procedure(handler));
   if (!pg::may_execute(handler, GetUserId()))
-    pg::raise_insufficient_privilege(nullptr, "permission denied for function %s", format_procedure(handler));
+    pg::raise_insufficient_privilege("idem_run calls the handler as its caller, who needs EXECUTE on it.",
+                                     "permission denied for function %s", format_procedure(handler));
 }
 
 Jsonb *call_handler(Oid handler, Jsonb *request) {

@@ -58,7 +58,9 @@ pg::Parameter text_filter(FunctionCallInfo fcinfo, int number) {
 // What was parked since an older snapshot would stay blocked for ever.
 int64 settle(FunctionCallInfo fcinfo, const char *function, pg::Statement *statement) {
   pg::require_read_committed(function);
-  if (PG_ARGISNULL(0)) pg::raise(kInvalidParameter, nullptr, "destination must not be null");
+  if (PG_ARGISNULL(0))
+    pg::raise(kInvalidParameter, "The view outbox_status lists the destinations.",
+              "destination must not be null");
   if (!PG_ARGISNULL(5) && PG_GETARG_INT64(5) < 1)
     pg::raise(kInvalidParameter, "It must be at least 1, or null for all.", "max_events is out of range");
   const char *name = text_to_cstring(PG_GETARG_TEXT_PP(0));

@@ -46,8 +46,13 @@ struct Definition {
   const char *run_as;
 };
 
+[[noreturn]] void raise_null(const char *what) {
+  pg::raise(kInvalidParameter, "Pass a value, or leave out an argument that has a default.",
+            "%s must not be null", what);
+}
+
 const char *text_argument(FunctionCallInfo fcinfo, int number, const char *what) {
-  if (PG_ARGISNULL(number)) pg::raise(kInvalidParameter, nullptr, "%s must not be null", what);
+  if (PG_ARGISNULL(number)) raise_null(what);
   return text_to_cstring(PG_GETARG_TEXT_PP(number));
 }
 
@@ -69,7 +74,7 @@ void overlay(FunctionCallInfo fcinfo, int first, Definition *d) {
 
 // Also refuses what create was given as null.
 void check_interval(const char *what, const Interval *interval, int64 min, int64 max, const char *range) {
-  if (!interval) pg::raise(kInvalidParameter, nullptr, "%s must not be null", what);
+  if (!interval) raise_null(what);
   const int64 us = pg::interval_us(*interval);
   if (us < min || us > max) pg::raise(kInvalidParameter, range, "%s is out of range", what);
 }
@@ -150,7 +155,7 @@ const char *pinned_function(const char *given) {
 constinit pg::Statement set_function{"SELECT jsonb_set($1, '{function}', to_jsonb($2))", {JSONBOID, TEXTOID}};
 
 void check_workers(Definition *d) {
-  if (d->workers < 0) pg::raise(kInvalidParameter, nullptr, "workers must not be null");
+  if (d->workers < 0) raise_null("workers");
   if (is_kind(d->kind, kinds::pull)) d->workers = 0;
   if (is_kind(d->kind, kinds::function) && d->workers == 0)
     pg::raise(kInvalidParameter, "Nobody else can call its function.",
@@ -346,7 +351,7 @@ static int32 create_destination(FunctionCallInfo fcinfo) {
   Definition d{};
   d.name = text_argument(fcinfo, 0, "name");
   d.kind = text_argument(fcinfo, 1, "kind");
-  if (PG_ARGISNULL(2)) pg::raise(kInvalidParameter, nullptr, "options must not be null");
+  if (PG_ARGISNULL(2)) raise_null("options");
   d.options = PG_GETARG_JSONB_P(2);
   const char *start_at = text_argument(fcinfo, 3, "start_at");
   d.shards = d.max_attempts = d.batch_events = d.batch_bytes = d.workers =
@@ -431,7 +436,9 @@ static void alter_destination(FunctionCallInfo fcinfo) {
   check_workers(&d);
   if (!PG_ARGISNULL(1)) {
     Jsonb *patch = PG_GETARG_JSONB_P(1);
-    if (!JB_ROOT_IS_OBJECT(patch)) pg::raise(kInvalidOption, nullptr, "options must be a JSON object");
+    if (!JB_ROOT_IS_OBJECT(patch))
+      pg::raise(kInvalidOption, "Give an object with a member for each option that changes.",
+                "options must be a JSON object");
     d.options =
         DatumGetJsonbP(DirectFunctionCall2(jsonb_concat, JsonbPGetDatum(d.options), JsonbPGetDatum(patch)));
     check_options(&d, CurrentMemoryContext);

@@ -80,8 +80,7 @@ GivenOptions members_of(Jsonb *options, const char *what) {
 }
 
 [[noreturn]] void raise_problem(const OptionProblem &problem, const char *kind) {
-  pg::raise(kInvalidOption, problem.hint[0] ? problem.hint : nullptr, "%s for destinations of kind \"%s\"",
-            problem.message, kind);
+  pg::raise(kInvalidOption, problem.hint, "%s for destinations of kind \"%s\"", problem.message, kind);
 }
 
 // --- options of registered kinds ---------------------------------------------------------------------------
@@ -442,7 +441,8 @@ bool is_plain_name(const char *name, size_t limit) {
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_register_kind) {
   require_superuser("outbox_register_kind");
   if (PG_ARGISNULL(0) || PG_ARGISNULL(1) || PG_ARGISNULL(2))
-    pg::raise(kInvalidParameter, nullptr, "kind, library and options must not be null");
+    pg::raise(kInvalidParameter, "The options of a kind that takes none are '[]'.",
+              "kind, library and options must not be null");
   const char *kind = text_to_cstring(PG_GETARG_TEXT_PP(0));
   const char *library = text_to_cstring(PG_GETARG_TEXT_PP(1));
   if (!is_plain_name(kind, 63) || !is_plain_name(library, 63))
@@ -474,7 +474,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_register_kind) {
 
 RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_unregister_kind) {
   require_superuser("outbox_unregister_kind");
-  if (PG_ARGISNULL(0)) pg::raise(kInvalidParameter, nullptr, "kind must not be null");
+  if (PG_ARGISNULL(0))
+    pg::raise(kInvalidParameter, "Name a kind that outbox_register_kind made.", "kind must not be null");
   const char *kind = text_to_cstring(PG_GETARG_TEXT_PP(0));
   enum class Removal { kNone, kUsed, kDone };
   const Removal removal = pg::spi([&] {

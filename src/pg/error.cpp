@@ -30,7 +30,7 @@ void raise(const ErrorCode &code, const char *hint, const char *format, ...) {
   va_start(args, format);
   const char *message = format_text(format, args);
   va_end(args);
-  ereport(ERROR, (errcode(sqlstate(code)), errmsg_internal("%s", message), hint ? errhint("%s", hint) : 0));
+  ereport(ERROR, (errcode(sqlstate(code)), errmsg_internal("%s", message), errhint("%s", hint)));
   pg_unreachable();
 }
 
@@ -40,7 +40,7 @@ void raise_detailed(const ErrorCode &code, const char *detail, const char *hint,
   const char *message = format_text(format, args);
   va_end(args);
   ereport(ERROR, (errcode(sqlstate(code)), errmsg_internal("%s", message),
-                  detail ? errdetail("%s", detail) : 0, hint ? errhint("%s", hint) : 0));
+                  detail ? errdetail("%s", detail) : 0, errhint("%s", hint)));
   pg_unreachable();
 }
 
@@ -55,8 +55,8 @@ void raise_insufficient_privilege(const char *hint, const char *format, ...) {
   va_start(args, format);
   const char *message = format_text(format, args);
   va_end(args);
-  ereport(ERROR, (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg_internal("%s", message),
-                  hint ? errhint("%s", hint) : 0));
+  ereport(ERROR,
+          (errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg_internal("%s", message), errhint("%s", hint)));
   pg_unreachable();
 }
 
@@ -71,7 +71,7 @@ void warn(const ErrorCode &code, const char *hint, const char *format, ...) {
   va_start(args, format);
   const char *message = format_text(format, args);
   va_end(args);
-  ereport(WARNING, (errcode(sqlstate(code)), errmsg_internal("%s", message), hint ? errhint("%s", hint) : 0));
+  ereport(WARNING, (errcode(sqlstate(code)), errmsg_internal("%s", message), errhint("%s", hint)));
 }
 
 void log(const char *format, ...) {

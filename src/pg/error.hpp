@@ -28,7 +28,8 @@ int sqlstate(const ErrorCode &code);
 // another compiler need not know.
 #define RETRYSAFE_PRINTF(format, arguments) __attribute__((__format__(__printf__, format, arguments)))
 
-// Jumps. Message style is the server's: lower case, no full stop; the hint is a sentence, or null.
+// Jumps. Message style is the server's: lower case, no full stop; the hint is a sentence that says what to
+// do.
 [[noreturn]] void raise(const ErrorCode &code, const char *hint, const char *format, ...)
     RETRYSAFE_PRINTF(3, 4);
 
