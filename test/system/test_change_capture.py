@@ -62,6 +62,17 @@ def test_a_subscriber_gets_what_was_committed_in_the_order_of_commits(db, far):
     assert arrived(far) == ["early", "early too", "late", "k~1", "k~2", "last"]
 
 
+def test_an_event_key_that_is_emitted_again_may_come_twice_with_one_content(db, far):
+    emit = "outbox_emit('k', 'a', 't', '{\"n\": 1}', 'o')"
+    db.sql(f"SELECT idem_begin('k', 'digest'), {emit}, {emit}, idem_complete('k')")
+    db.sql("SELECT outbox_emit(NULL, 'last', 't', '{}')")
+    eventually(lambda: "last" in arrived(far))
+    assert arrived(far) == ["a", "a", "last"]
+    assert far.value("""SELECT count(DISTINCT (scope, event_key, event_type, ordering_key, payload, headers)) FROM retrysafe.outbox_log_1
+                          WHERE event_key = 'a'""") == 1
+    assert db.value("SELECT count(*) FROM outbox_events WHERE event_key = 'a'") == 1
+
+
 def test_what_is_removed_here_stays_there(db, far):
     db.sql("SELECT outbox_create_destination('d', 'pull')")
     db.sql("SELECT outbox_emit(NULL, 'a', 't', '{}')")
