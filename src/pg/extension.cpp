@@ -1,6 +1,7 @@
 #include "pg/extension.hpp"
 
 #include "pg/error.hpp"
+#include "pg/fault_point.hpp"
 
 namespace retrysafe::pg {
 
@@ -76,6 +77,7 @@ Oid find_member(const Extension &e, const char *name) {
   if (!OidIsValid(relation)) return InvalidOid;
   Oid table = relation;
   if (get_rel_relkind(relation) == RELKIND_INDEX) {
+    RETRYSAFE_FAULT_POINT("extension.before_index");
     if (!is_valid_index(relation)) return InvalidOid;
     table = IndexGetRelation(relation, true);
   }
@@ -113,15 +115,21 @@ bool read_extension(Extension &e) {
 
 const Extension *extension_if_installed() {
   if (cache_valid) return &cached;
-  const uint64 before = changes;
-  Extension fresh{};
-  if (!read_extension(fresh)) return nullptr;
-  fresh.generation = ++generation;
-  cached = fresh;
-  // Reading takes locks, and with each one hears of changes by others: what was read before may be old by
-  // then.
-  cache_valid = changes == before;
-  return &cached;
+  for (;;) {
+    const uint64 before = changes;
+    Extension fresh{};
+    if (read_extension(fresh)) {
+      fresh.generation = ++generation;
+      cached = fresh;
+      // Reading takes locks, and with each one hears of changes by others: what was read before may be old
+      // by then.
+      cache_valid = changes == before;
+      return &cached;
+    }
+    // A name may have passed from one index to another (REINDEX CONCURRENTLY) while we looked at the first.
+    AcceptInvalidationMessages();
+    if (changes == before) return nullptr;
+  }
 }
 
 const Extension &extension() {

@@ -6,7 +6,7 @@ import pytest
 
 from conftest import Pending, eventually, run
 from rings import (  # noqa: F401 (the fixture server)
-    begin, copies, emit, fetch_all, fill, rotate, save, server, settle, sqlstate_of)
+    begin, copies, emit, fetch_all, fill, rotate, save, server, settle, sqlstate_of, stopped_at)
 
 
 # --- who may see and do what ---
@@ -143,6 +143,21 @@ def test_an_index_that_is_being_replaced(db, index):
     assert sqlstate_of(run, session, "SELECT outbox_emit('k2', 'e', 't', '{}')") == "RS102"
     session.rollback()
     old.rollback()
+    reindex.result()
+    reindex.close()
+
+
+def test_an_index_that_is_replaced_while_a_session_looks_it_up(db):
+    old = begin(db, "REPEATABLE READ")
+    run(old, "SELECT 1")
+    named = "SELECT 'ring_pieces_pkey'::regclass::oid"
+    index = db.value(named)
+    reindex = Pending(db, "REINDEX INDEX CONCURRENTLY ring_pieces_pkey")
+    eventually(lambda: db.value("SELECT phase FROM pg_stat_progress_create_index") == "waiting for old snapshots")
+    with stopped_at(db, "extension.before_index", [["SELECT retrysafe.idem_forget('k')"]]) as (first_call,):
+        old.rollback()
+        eventually(lambda: db.value(named) != index)
+    assert first_call.result() == [(False,)]
     reindex.result()
     reindex.close()
 
