@@ -147,6 +147,9 @@ def test_a_user(server, sinks):
         sink = sinks(user="courier", password="hunter2", stream="{type}")
         outcomes = sink.send(event(1), event(2, type="events"))
         assert statuses(outcomes) == [FAILED_RETRY, DELIVERED] and "NOPERM" in outcomes[0].reason
+        # Without the right to choose a database nothing goes to another one.
+        reason = failure(sinks(user="courier", password="hunter2", database=1))
+        assert reason.startswith("NOPERM ") and "select" in reason
         server.cli("ACL", "SETUSER", "courier", "-xadd")
         assert "NOPERM" in failure(sinks(user="courier", password="hunter2"))
     finally:

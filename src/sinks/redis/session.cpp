@@ -156,15 +156,17 @@ void Session::greet() {
     say({"AUTH", target_.password});
   if (target_.database != 0) say({"SELECT", std::to_string(target_.database)});
   // What is wrong with a user of whom nothing was asked shows better here than with the first event.
-  if (greetings_ == 0) say({"PING"});
+  only_asks_ = greetings_ == 0;
+  if (only_asks_) say({"PING"});
   push();
 }
 
 void Session::take_greeting() {
   Reply reply;
   while (greetings_ > 0 && next_reply(&reply)) {
-    // Not allowed to do what was only a question: the rest will show.
-    const bool harmless = reply.text.starts_with("NOPERM ");
+    // Not allowed to do what was only a question: the rest will show. Not so of SELECT: events would go to
+    // another database.
+    const bool harmless = only_asks_ && reply.text.starts_with("NOPERM ");
     if (reply.type == Reply::Type::kError && !harmless) return fail(reason_of(reply.text));
     --greetings_;
   }

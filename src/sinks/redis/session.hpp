@@ -76,7 +76,8 @@ class Session {
   size_t output_sent_ = 0;
   std::string ended_;  // why no more comes; what came before is still read
   uint64_t bytes_sent_ = 0;
-  size_t greetings_ = 0;  // replies to the commands of the greeting that are missing
+  size_t greetings_ = 0;    // replies to the commands of the greeting that are missing
+  bool only_asks_ = false;  // it is a PING
 };
 
 }  // namespace retrysafe::redis
