@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <unordered_map>
 
 #include "core/batch_handle.hpp"
 #include "core/event_source.hpp"
@@ -98,23 +99,54 @@ std::string storable(std::string_view reason, bool utf8) {
   return text;
 }
 
+namespace {
+
+constexpr std::string_view kDead = "dead", kRetry = "retry", kNotTried = "not tried";
+
+struct Named {
+  std::string_view id;
+  std::string_view status;
+  const Dispatcher::Outcome *outcome;
+};
+
+std::string_view status_of(const Dispatcher::Outcome &outcome) {
+  if (outcome.status == Dispatcher::Status::kFailedFinal) return kDead;
+  return outcome.status == Dispatcher::Status::kFailedRetry ? kRetry : kNotTried;
+}
+
+// Where a key was used again several events have one id, and one outcome is recorded for all of them. They
+// are dead if each is: another one may get through yet. A failure counts as an attempt, whatever became of
+// others.
+Named of_both(const Named &a, const Named &b) {
+  if (a.status == b.status) return a;
+  return {a.id, kRetry, a.status == kNotTried ? b.outcome : a.outcome};
+}
+
+}  // namespace
+
 std::string outcomes_json(const EventBatch &batch, std::span<const Dispatcher::Outcome> outcomes, bool utf8) {
-  using Status = Dispatcher::Status;
-  std::string json;
+  std::vector<Named> named;
+  std::unordered_map<std::string_view, size_t> places;
   for (size_t i = 0; i < outcomes.size(); ++i) {
-    const Dispatcher::Outcome &outcome = outcomes[i];
-    if (outcome.status == Status::kDelivered) continue;
+    if (outcomes[i].status == Dispatcher::Status::kDelivered) continue;
+    const Named next{batch.event_id(i), status_of(outcomes[i]), &outcomes[i]};
+    const auto [place, fresh] = places.try_emplace(next.id, named.size());
+    if (fresh)
+      named.push_back(next);
+    else
+      named[place->second] = of_both(named[place->second], next);
+  }
+  std::string json;
+  for (const Named &event : named) {
     json += json.empty() ? "{\"" : ",\"";
-    json.append(batch.event_id(i)).append("\":{\"status\":\"");
-    const bool failed = outcome.status == Status::kFailedRetry || outcome.status == Status::kFailedFinal;
-    json += outcome.status == Status::kFailedFinal ? "dead" : failed ? "retry" : "not tried";
-    json += '"';
-    if (failed && !outcome.reason.empty()) {
+    json.append(event.id).append("\":{\"status\":\"").append(event.status).append("\"");
+    const bool failed = event.status != kNotTried;
+    if (failed && !event.outcome->reason.empty()) {
       json += ",\"reason\":";
-      write_json_string(json, storable(outcome.reason, utf8));
+      write_json_string(json, storable(event.outcome->reason, utf8));
     }
-    if (failed && outcome.retry_after_ms >= 0)
-      json.append(",\"retry_after_ms\":").append(std::to_string(outcome.retry_after_ms));
+    if (failed && event.outcome->retry_after_ms >= 0)
+      json.append(",\"retry_after_ms\":").append(std::to_string(event.outcome->retry_after_ms));
     json += '}';
   }
   if (!json.empty()) json += '}';

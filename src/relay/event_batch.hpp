@@ -49,7 +49,7 @@ class EventBatch {
 // UTF-8, in ASCII.
 std::string storable(std::string_view reason, bool utf8);
 
-// What outbox_record is told of the events that were not delivered. Empty: all were.
+// What outbox_record is told of the events that were not delivered, each id named once. Empty: all were.
 std::string outcomes_json(const EventBatch &batch, std::span<const Dispatcher::Outcome> outcomes, bool utf8);
 
 }  // namespace retrysafe::relay

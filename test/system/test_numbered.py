@@ -346,10 +346,10 @@ def test_encodings(server, encoding, key):
 
 # -- a key that is used again --
 
-def used_again(db, *payloads):
+def used_again(db, *payloads, ordering_key=None):
     """Two requests of one key, the second after the record of the first is gone; both have the event id of k~1."""
     for payload in payloads:
-        request(db, "k", payload)
+        request(db, "k", payload, ordering_key=ordering_key)
         forget(db, "k")
     (same,), = db.sql("SELECT count(DISTINCT event_id) FROM outbox_events")
     assert same == 1
@@ -403,12 +403,13 @@ def test_recording_two_with_one_id(db, status, left):
     assert db.value("SELECT count(*) FROM outbox_dead_letters") == (2 if status == "dead" else 0)
 
 
+@pytest.mark.parametrize("ordering_key", [None, "o"])
 @pytest.mark.parametrize("publisher", ["worker", "relay"])
 @pytest.mark.parametrize("failing", ["old", "new"])
-def test_one_of_two_with_one_id_fails(db, publisher, failing):
+def test_one_of_two_with_one_id_fails(db, publisher, failing, ordering_key):
     """Whichever it is comes again, until it is through."""
     create(db, "first")  # event ids begin with it
-    used_again(db, '"old"', '"new"')
+    used_again(db, '"old"', '"new"', ordering_key=ordering_key)
     with Receiver() as receiver:
         refused = []
 
@@ -424,6 +425,18 @@ def test_one_of_two_with_one_id_fails(db, publisher, failing):
             assert len(refused) == 2
             bodies = [json.loads(request.body) for request in receiver.requests]
             assert bodies.count(failing) >= 3 and set(bodies) == {"old", "new"}
+
+
+@pytest.mark.parametrize("publisher", ["worker", "relay"])
+def test_one_of_two_with_one_id_fails_with_an_attempt_for_each_time(db, publisher):
+    create(db, "first")
+    used_again(db, '"old"', '"new"', ordering_key="o")
+    with Receiver() as receiver:
+        receiver.behave(lambda request: Answer(500) if json.loads(request.body) == "old" else 204)
+        with publishing(db, publisher, receiver, "earliest", max_attempts=3):
+            eventually(lambda: db.sql("SELECT backlog, parked_retry, parked_blocked, dead FROM outbox_status WHERE name = 'd'")
+                       == [(0, 0, 0, 1)])
+        assert [json.loads(request.body) for request in receiver.requests] == ["old"] * 3 + ["new"]
 
 
 @pytest.mark.parametrize("publisher", ["worker", "relay"])

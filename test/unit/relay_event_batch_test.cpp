@@ -104,5 +104,19 @@ TEST(RelayEventBatch, OutcomesSayWhatWasNotDelivered) {
   EXPECT_EQ(outcomes_json(batch, std::span(outcomes).first(1), true), "");
 }
 
+TEST(RelayEventBatch, OneOutcomeForAnId) {
+  const auto both = [](Status first, Status second) {
+    const EventBatch batch(rows_with_ids("\1\1"), "shop");
+    return outcomes_json(batch, std::vector<Dispatcher::Outcome>{{first, -1, ""}, {second, -1, ""}}, true);
+  };
+  const auto is = [](const char *status) { return "{" + named("01") + "{\"status\":\"" + status + "\"}}"; };
+  EXPECT_EQ(both(Status::kDelivered, Status::kFailedFinal), is("dead"));
+  EXPECT_EQ(both(Status::kFailedFinal, Status::kFailedFinal), is("dead"));
+  EXPECT_EQ(both(Status::kFailedFinal, Status::kFailedRetry), is("retry"));
+  EXPECT_EQ(both(Status::kFailedRetry, Status::kBlocked), is("retry"));
+  EXPECT_EQ(both(Status::kFailedFinal, Status::kBlocked), is("retry"));
+  EXPECT_EQ(both(Status::kNotTried, Status::kBlocked), is("not tried"));
+}
+
 }  // namespace
 }  // namespace retrysafe::relay
