@@ -85,6 +85,13 @@ bool is_about_names(std::string_view sqlstate) {
   return sqlstate.starts_with("42") || sqlstate.starts_with("3F");
 }
 
+// What is prepared does not fit any more, or is not there. After any other error it is as good as a new one:
+// the server looks its names up again where they have changed. And it keeps all that is prepared until the
+// connection ends.
+bool is_about_plans(std::string_view sqlstate) {
+  return sqlstate == "0A000" || sqlstate == "26000";
+}
+
 }  // namespace
 
 Hosts::Hosts(const std::string &connection) {
@@ -243,7 +250,7 @@ void Session::send(Statement statement) {
   const auto [known, fresh] = prepared_.try_emplace(std::move(text));
   if (fresh) known->second = "s" + std::to_string(++prepared_in_all_);
   sent_.push_back(
-      {std::move(statement), known->second, names_schema ? schema_ : std::string(), deadline, {}});
+      {std::move(statement), known->second, names_schema ? schema_ : std::string(), deadline, fresh, {}});
   const char *name = known->second.c_str();
   if ((fresh && PQsendPrepare(connection_, name, known->first.c_str(), 0, nullptr) != 1) ||
       PQsendQueryPrepared(connection_, name, static_cast<int>(values.size()), values.data(), nullptr, nullptr,
@@ -274,15 +281,16 @@ void Session::take(Result result) {
     if (status == PGRES_PIPELINE_ABORTED && !first.answer.sqlstate.empty())
       return;  // it could not be prepared
     if (status != PGRES_TUPLES_OK && status != PGRES_COMMAND_OK) {
-      // Whatever is wrong with it, the next one is looked at afresh: the extension may be another by now.
-      std::erase_if(prepared_, [&](const auto &p) { return p.second == first.name; });
       const char *state = PQresultErrorField(result.get(), PG_DIAG_SQLSTATE);
       const char *message = PQresultErrorField(result.get(), PG_DIAG_MESSAGE_PRIMARY);
       const char *hint = PQresultErrorField(result.get(), PG_DIAG_MESSAGE_HINT);
       first.answer.sqlstate = state ? state : "XX000";
+      if (first.preparing || is_about_plans(first.answer.sqlstate))
+        std::erase_if(prepared_, [&](const auto &p) { return p.second == first.name; });
       first.answer.message = one_line(message ? message : PQresultErrorMessage(result.get()));
       if (hint) first.answer.message.append(" (").append(one_line(hint)).append(")");
     }
+    first.preparing = false;
     first.answer.result = std::move(result);
     return;
   }

@@ -107,6 +107,7 @@ class Session {
     std::string name;    // as it is prepared
     std::string schema;  // that its text names; empty: none
     Milliseconds deadline;
+    bool preparing;  // the first result is that of preparing it
     Answer answer;
   };
 

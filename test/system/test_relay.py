@@ -118,6 +118,39 @@ def test_an_event_that_breaks_its_destination_stops_no_other(db):
             eventually(lambda: good in destination.delivered(), message=process.log())
 
 
+@pytest.mark.parametrize("limit", [{"batch_events": 1}, {"batch_bytes": 10000}], ids=["events", "bytes"])
+def test_an_event_that_breaks_its_destination_alone_in_its_batch_stops_no_other(db, limit):
+    destination = null(db, options='"breaks": "bad"', **limit, **BACKOFF)
+    large = "SELECT outbox_emit(NULL, %s, 't', to_jsonb(repeat('x', 20000)))"
+    with relay(db, "d") as process:
+        db.sql(large, "bad")
+        eventually(lambda: status(db)["failures"] > 0, message=process.log())
+        for key in "a", "b":
+            db.sql(large, key)
+        eventually(lambda: set(destination.delivered()) == {"a", "b"}, message=process.log())
+
+
+def test_a_destination_that_is_gone_costs_the_server_no_memory(db):
+    """The relay asks whether it is back, and the server refuses: with the statement that it has from the first time."""
+    null(db)
+    with relay(db, "d") as process:
+        process.ready()
+        pid = eventually(lambda: db.value("SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'retrysafe-relay%%'"))
+        refused = 'destination "d" does not exist'
+        db.sql("SELECT outbox_drop_destination('d')")
+
+        def plans():
+            seen = len(db.server.log())
+            db.sql("SELECT pg_log_backend_memory_contexts(%s)", pid)
+            contexts = eventually(lambda: "Grand total" in db.server.log()[seen:] and db.server.log()[seen:])
+            return contexts.count("CachedPlanSource")
+
+        eventually(lambda: db.server.log().count(refused) > 1)
+        before, refusals = plans(), db.server.log().count(refused)
+        eventually(lambda: db.server.log().count(refused) >= refusals + 4, message=process.log())
+        assert plans() <= before + 1, process.log()  # what was asked for the first time meanwhile
+
+
 def test_once_publishes_one_batch(db):
     destination = null(db, batch_events=10)
     emit_many(db, 25)
