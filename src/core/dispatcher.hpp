@@ -76,6 +76,8 @@ class Dispatcher {
 
   // Failures in a row with one event first in line, before that event is suspected.
   static constexpr int kPatience = 3;
+  // In a batch of fewer events there may be none that can be a witness.
+  static constexpr int32_t kCompany = 4;
   // So many times it fails right behind a witness, where no further one gets through.
   static constexpr int kProofs = 2;
 
@@ -97,6 +99,9 @@ class Dispatcher {
 
   // One for each item. Events that are still in flight count as not tried: give them up by closing the sink.
   std::span<const Outcome> outcomes();
+
+  // How many events the next batch is to hold if there are so many, whatever limits there are to batches.
+  int32_t least_events() const { return failures_ == 0 ? 1 : kCompany; }
 
   // Whether the destination as a whole failed, why, and how long it asked to be left alone (-1: it did not).
   bool unreachable() const { return unreachable_; }

@@ -45,7 +45,7 @@ void find_log_part(const BatchHandle &handle, const Cursor &cursor, HandedOut *o
               "what was recorded before the batch was fetched was lost when the server crashed, since its "
               "session does not wait for commits");
   open.position = handle.from;
-  const Limits limits{PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX, false, false};
+  const Limits limits{PG_INT32_MAX, PG_INT64_MAX, PG_INT64_MAX, false, 0};
   Range &range = out->range;
   range = read_range(*out->destination, handle.shard, open, handle.to, batch.log, limits);
   if (range.check != handle.check)

@@ -10,10 +10,10 @@ namespace retrysafe::outbox {
 
 struct Limits {
   int32 events;
-  int64 bytes;        // of payloads and headers
-  int64 rows;         // to look at
-  bool bodies;        // read payloads and headers too
-  bool may_be_empty;  // false: a first event is taken that is larger than `bytes`
+  int64 bytes;     // of payloads and headers
+  int64 rows;      // to look at
+  bool bodies;     // read payloads and headers too
+  int32 at_least;  // so many events are taken whatever their size
 };
 
 struct Range {

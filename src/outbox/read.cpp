@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/batch_handle.hpp"
+#include "core/dispatcher.hpp"
 #include "core/routing.hpp"
 #include "outbox/durability.hpp"
 #include "outbox/engine.hpp"
@@ -74,7 +75,7 @@ Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int6
     bool null;
     event.txid = DatumGetUInt64(slot_getattr(scan.slot(), log_column::kTxid, &null));
     bytes += body_size(event);
-    if (bytes > limits.bytes && (range.count > 0 || limits.may_be_empty)) {
+    if (bytes > limits.bytes && range.count >= limits.at_least) {
       range.to = event.id - 1;
       break;
     }
@@ -113,12 +114,15 @@ Range read_range(const Destination &d, int32 shard, const OpenWindow &open, int6
 
 namespace {
 
+bool was_away(const ShardKey &key) {
+  return pg::spi([&] { return is_backing_off(key.destination, key.shard); });
+}
+
 // What is left of a window goes with what was committed since, where it did not get through alone. It may be
 // an event that breaks the destination: that is only told where another one goes beside it.
 bool goes_with_what_came_since(const ShardKey &key, const OpenWindow &open, const Range &range) {
   if (!open.stored || !range.exhausted || range.count == 0) return false;
-  return RETRYSAFE_FAULT("reader.reopen_window") ||
-         pg::spi([&] { return is_backing_off(key.destination, key.shard); });
+  return RETRYSAFE_FAULT("reader.reopen_window") || was_away(key);
 }
 
 // A batch in which nothing of the log moves.
@@ -156,11 +160,25 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
   int64 bytes_left = max_bytes;
   for (int32 i = 0; i < parked_count; ++i) bytes_left -= body_size(parked[i]);
 
-  const Limits limits{max_events - parked_count, bytes_left, kRowsPerRead, true, parked_count > 0};
-  if (limits.events == 0 || limits.bytes <= 0) {
+  const ShardKey key{claim.destination, claim.shard};
+  Limits limits{max_events - parked_count, bytes_left, kRowsPerRead, true, parked_count > 0 ? 0 : 1};
+  // A large event must not be alone with a destination that it breaks: nothing would tell it from an outage.
+  const int32 company = std::min(Dispatcher::kCompany - parked_count, limits.events);
+  const auto lacks_company = [&](int32 count) {
+    return count < company && limits.at_least < company && was_away(key);
+  };
+  const bool is_full = limits.events == 0 || limits.bytes <= 0;
+  if (is_full && !lacks_company(0)) {
     only_parked(batch, cursor, parked, parked_count);
     return batch;
   }
+  if (is_full) limits.at_least = company;
+  const auto read = [&](const OpenWindow &window) {
+    Range range = read_range(d, claim.shard, window, PG_INT64_MAX, era.log, limits);
+    if (range.exhausted || !lacks_company(range.count)) return range;
+    limits.at_least = company;
+    return read_range(d, claim.shard, window, PG_INT64_MAX, era.log, limits);
+  };
   // Where the log has to wait, due parked events do not: they were published before.
   const auto without_log = [&]() -> Batch * {
     if (parked_count == 0) parked_count = read_parked();
@@ -168,14 +186,13 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
     only_parked(batch, cursor, parked, parked_count);
     return batch;
   };
-  const ShardKey key{claim.destination, claim.shard};
   for (;; open = open_window(d, claim.shard, cursor, era)) {
     if (is_kept_for_standby(key, open)) return without_log();
-    Range range = read_range(d, claim.shard, open, PG_INT64_MAX, era.log, limits);
+    Range range = read(open);
     if (goes_with_what_came_since(key, open, range)) {
       open = reopen_window(d, claim.shard, cursor, open, era);
       if (is_kept_for_standby(key, open)) return without_log();
-      range = read_range(d, claim.shard, open, PG_INT64_MAX, era.log, limits);
+      range = read(open);
     }
     const bool anything = range.count > 0 || range.parked_count > 0;
     if (!anything && range.exhausted) {

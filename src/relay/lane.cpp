@@ -368,27 +368,28 @@ void Lane::fetch() {
 void Lane::ask_for_events() {
   woken_ = false;
   const int number = ++fetches_;
+  std::int32_t most = batch_events_;
+  for (const auto &[shard, dispatcher] : dispatchers_) most = std::max(most, dispatcher.least_events());
   // One row without a batch where there is no event. If that fetch has written nevertheless, it has got past
   // some that are not to be sent, or moved some that came due: the next one may have events.
-  session_.send(
-      std::string("SELECT ") + kEventColumns +
-          ", pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL"
-          " FROM (VALUES (1)) AS one LEFT JOIN @outbox_fetch($1, $2, $3, $4::interval) ON true",
-      {destination(), std::to_string(batch_events_), std::to_string(batch_bytes_), milliseconds(lease_)},
-      true, kStatementTimeout, [this, number, asked_at = now_ms()](Answer answer) {
-        if (answer.lost() || number != fetches_) return;
-        if (state_ == State::kReleasing && answer.good() && !answer.is_null(0, 0))
-          return give_back(answer.text(0, 0));
-        if (state_ != State::kFetching) {
-          asked_ahead_ = false;  // what was to be recorded before it was not yet
-          return;
-        }
-        if (!answer.good()) return refused("fetch events", answer, State::kFetching);
-        // What is left of a lease that was not renewed is half of it, at least.
-        lease_ends_at_ = asked_at + lease_ / 2;
-        renew_at_ = asked_at + lease_ / 4;
-        fetched(std::move(answer));
-      });
+  session_.send(std::string("SELECT ") + kEventColumns +
+                    ", pg_catalog.pg_current_xact_id_if_assigned() IS NOT NULL"
+                    " FROM (VALUES (1)) AS one LEFT JOIN @outbox_fetch($1, $2, $3, $4::interval) ON true",
+                {destination(), std::to_string(most), std::to_string(batch_bytes_), milliseconds(lease_)},
+                true, kStatementTimeout, [this, number, asked_at = now_ms()](Answer answer) {
+                  if (answer.lost() || number != fetches_) return;
+                  if (state_ == State::kReleasing && answer.good() && !answer.is_null(0, 0))
+                    return give_back(answer.text(0, 0));
+                  if (state_ != State::kFetching) {
+                    asked_ahead_ = false;  // what was to be recorded before it was not yet
+                    return;
+                  }
+                  if (!answer.good()) return refused("fetch events", answer, State::kFetching);
+                  // What is left of a lease that was not renewed is half of it, at least.
+                  lease_ends_at_ = asked_at + lease_ / 2;
+                  renew_at_ = asked_at + lease_ / 4;
+                  fetched(std::move(answer));
+                });
 }
 
 void Lane::fetched(Answer answer) {

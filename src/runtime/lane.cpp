@@ -163,7 +163,7 @@ Milliseconds Lane::turn(Milliseconds now, const Lanes &lanes) {
   } else if ((ready_ || now >= sink_at_) && dispatcher_) {
     step_sink();  // a connection was closed, say
     sink_at_ = dispatcher_->timeout_ms() < 0 ? kNever : now + dispatcher_->timeout_ms();
-    if (++idle_calls_ > kIdleCallsMax) close_sink();
+    if (++idle_calls_ > kIdleCallsMax && !batch_) close_sink();  // a batch is recorded from the dispatcher
   }
   ready_ = false;
   if (state_ == State::kRecording) record(now, 0);
@@ -244,9 +244,10 @@ void Lane::read(Milliseconds now) {
   outbox::Batch *batch = nullptr;
   const auto error = pg::in_transaction("reading events for destination", name(), [&] {
     MemoryContextSwitchTo(batch_memory_);
-    const int32 most = !is_function() ? destination_->batch_events
-                       : singles_ > 0 ? 1
-                                      : std::min(destination_->batch_events, outbox::kMaxFunctionEvents);
+    const int32 most =
+        !is_function() ? std::max(destination_->batch_events, dispatcher_ ? dispatcher_->least_events() : 1)
+        : singles_ > 0 ? 1
+                       : std::min(destination_->batch_events, outbox::kMaxFunctionEvents);
     batch = outbox::read_batch(*destination_, claim_, most, destination_->batch_bytes);
     if (!batch) {
       standby = outbox::is_kept_for_standby(claim_);

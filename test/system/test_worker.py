@@ -151,6 +151,18 @@ def test_an_event_that_breaks_its_destination_stops_no_other(db):
     assert set(d.delivered()) == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("limit", [{"batch_events": 1}, {"batch_bytes": 10000}], ids=["events", "bytes"])
+def test_an_event_that_breaks_its_destination_alone_in_its_batch_stops_no_other(db, limit):
+    d = NullDestination(db, options='"breaks": "bad"', backoff="'100 ms'", backoff_max="'200 ms'", **limit)
+    large = "SELECT outbox_emit(NULL, %s, 't', to_jsonb(repeat('x', 20000)))"
+    db.sql(large, "bad")
+    eventually(lambda: d.status()["failures"] > 0)
+    for key in "a", "b":
+        db.sql(large, key)
+    eventually(lambda: d.status()["delivered"] == 2)
+    assert set(d.delivered()) == {"a", "b"}
+
+
 def test_a_sink_that_forgets_to_ask_for_a_call_is_looked_after(db):
     """It has an outcome and tells nobody: it is asked at the latest when the lease is renewed."""
     d = NullDestination(db, lease="interval '2 s'")
