@@ -78,10 +78,12 @@ struct Window {
   }
 };
 
-// The start of a destination that wants the log from `first` on: nothing from there on is done.
+// The start of a destination that wants the log from `first` on: what is before it is done, whoever wrote it,
+// and nothing from there on.
 constexpr StoredSnapshot start_at(std::int32_t era, std::int64_t first_id, std::int64_t first) {
-  // 3 is the first transaction id there is.
-  return {era, first_id, first - 1, 3, 3, 3, first - 1, 0, nullptr};
+  // No transaction gets there. Of an epoch of its own it is the first number that is valid.
+  constexpr std::uint64_t kBehindAll = (std::uint64_t{1} << 61) + 3;
+  return {era, first_id, first - 1, kBehindAll, kBehindAll, kBehindAll, first - 1, 0, nullptr};
 }
 
 }  // namespace retrysafe

@@ -57,6 +57,24 @@ def test_start_now_earliest_or_at_a_position(db):
     assert sorted(drain(db, "second")) == ["b", "c", "d", "late", "later", "of the creator"]
 
 
+def test_what_is_before_the_start_is_nothing_that_the_destination_has_or_wants(db):
+    db.sql("SELECT outbox_create_destination('first', 'pull')")
+    for key in "abcde":
+        emit(db, key)
+    after = db.value("SELECT max(id) + 1 FROM outbox_log")
+    db.sql("SELECT outbox_create_destination('d', 'pull', start_at => %s)", str(after))
+    db.sql("SELECT outbox_alter_destination('d', shards => 2)")  # refused while events are pending
+    db.sql("SELECT outbox_drop_destination('d')")
+    db.sql("SELECT outbox_create_destination('d', 'pull', start_at => %s)", str(after))
+    db.sql("SELECT outbox_drop_destination('first')")
+    db.sql("UPDATE outbox_eras SET database = 1")  # as in a restored dump
+    db.sql("SELECT outbox_consent('same')")
+    assert drain(db, "d") == []
+    emit(db, "f")
+    assert drain(db, "d") == ["f"]
+    assert [key for key, at in sent_at(db).items() if at] == ["f"]
+
+
 def test_only_privileged_roles_name_files_and_variables_of_the_server(db, role):
     db.sql(f"ALTER DATABASE {db.name} SET retrysafe.allowed_secret_directory = '/srv/secrets'")
     plain = db.connect(user=role("admin"))

@@ -67,6 +67,12 @@ TEST(Snapshot, AStartAtAPositionSkipsWhatIsBelow) {
   EXPECT_EQ(window.scan_floor(), 9);
   EXPECT_TRUE(window.holds(10, 7));
   EXPECT_FALSE(window.is_late(7));
+  EXPECT_FALSE(window.holds(9, 7));
+  StoredSnapshot next_era = now;
+  next_era.era = 2;
+  const Window across{&done, &next_era};
+  EXPECT_FALSE(across.holds(9, 7));
+  EXPECT_TRUE(across.holds(10, 7));
 }
 
 // --- a model of the server and of a reader
