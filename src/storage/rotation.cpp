@@ -1,5 +1,7 @@
 #include "storage/rotation.hpp"
 
+#include <algorithm>
+
 #include "pg/error.hpp"
 #include "pg/fault_point.hpp"
 #include "pg/latch.hpp"
@@ -28,6 +30,12 @@ constinit pg::Statement update_sealed{
     "UPDATE @.ring_pieces SET sealed_at = clock_timestamp(), sealed_position = nextval($3), needed_until = $4"
     " WHERE ring = $1 AND generation = $2",
     {TEXTOID, INT8OID, REGCLASSOID, TIMESTAMPTZOID}};
+
+constinit pg::Statement correct_times{
+    "UPDATE @.ring_pieces SET since = least(since, clock_timestamp()),"
+    " sealed_at = CASE WHEN sealed_at > clock_timestamp() THEN clock_timestamp() ELSE sealed_at END"
+    " WHERE ring = $1",
+    {TEXTOID}};
 
 constinit pg::Statement update_retired{
     "UPDATE @.ring_pieces SET retired = true WHERE ring = $1 AND generation = $2", {TEXTOID, INT8OID}};
@@ -204,11 +212,22 @@ bool writes_to(RingName ring) {
   return false;
 }
 
+// The clock has been set back since: what waits for the age of the piece would wait until that time comes
+// again.
+bool is_of_a_time_to_come(const Piece &p) {
+  const TimestampTz now = GetCurrentTimestamp();
+  return p.since > now || (p.sealed && p.seal.sealed_at > now);
+}
+
 Turn next_step(const RingKeeper &keeper) {
   const char *ring = name_of(keeper.ring);
   Piece pieces[pg::kRingPieces];
   const int count = load_pieces(ring, pieces);
   if (count == 0) return Turn::kNothing;  // the first writer begins it
+  if (std::any_of(pieces, pieces + count, is_of_a_time_to_come)) {
+    correct_times.run({pg::value(ring)});
+    return Turn::kDone;
+  }
   Turn result = Turn::kNothing;
   const auto took_step = [&](Turn step) {
     if (step == Turn::kBlocked) result = step;
