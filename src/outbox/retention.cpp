@@ -105,11 +105,14 @@ void give_up(int32 destination) {
   announce_at_commit();
 }
 
+// Who has had everything has to look once more, to say so.
+constexpr int64 kPatienceUs = USECS_PER_MINUTE;
+
 storage::Turn release_log(const storage::SealedPiece &piece) {
   const TimestampTz time = cutoff();
   if (piece.sealed_at > time) return storage::Turn::kNothing;
   // Only where nothing but a destination keeps it: giving one up would not make the log smaller otherwise.
-  if (settings::max_retained_bytes > 0 &&
+  if (settings::max_retained_bytes > 0 && piece.sealed_at <= GetCurrentTimestamp() - kPatienceUs &&
       storage::bytes_in_use(storage::RingName::kLog) > int64{settings::max_retained_bytes} << 20)
     if (const int32 laggard = worst_laggard(piece, DT_NOEND)) give_up(laggard);
   return worst_laggard(piece, time) == 0 ? storage::Turn::kDone : storage::Turn::kNothing;
@@ -199,6 +202,8 @@ RETRYSAFE_SQL_FUNCTION(retrysafe_outbox_cleanup) {
   if (PG_ARGISNULL(0) || PG_GETARG_INT32(0) < 1)
     pg::raise(kInvalidParameter, "It must be at least 1.", "max_rows is out of range");
   pg::require_read_committed("outbox_cleanup()");
+  // Of a log that is not to be published nothing is taken away.
+  if (const char *why; outbox::publishing_suspended(&why)) PG_RETURN_INT64(0);
   const int64 removed = outbox::remove_settled(PG_GETARG_INT32(0));
   const bool turned = storage::may_turn_in(fcinfo) && outbox::turn_outbox_rings() == storage::Turn::kDone;
   PG_RETURN_INT64(removed + (turned ? 1 : 0));

@@ -1,7 +1,7 @@
 """What is kept for a destination, for how long, and what a destination costs that takes nothing."""
 from conftest import eventually, run
 from operating import (  # noqa: F401 (the fixture no_retention)
-    bury, clean_up, dead, drain, emit, kept, no_retention, refused, sent_at, status)
+    bury, clean_up, dead, drain, emit, kept, no_retention, pass_a_minute, refused, sent_at, status)
 
 
 def test_retention_keeps_what_a_destination_has_not_had(db, no_retention):
@@ -48,6 +48,9 @@ def test_a_destination_that_holds_back_too_much_is_lost_loudly(db, no_retention)
     try:
         eventually(lambda: db.value("SHOW retrysafe.max_retained_bytes") == "2MB")
         clean_up(db, "fast")
+        assert status(db, "slow")["state"] != "lost", "it gets a minute to look"
+        pass_a_minute(db)
+        clean_up(db, "fast")
         clean_up(db)
     finally:
         db.server.set("retrysafe.max_retained_bytes", None)
@@ -61,6 +64,35 @@ def test_a_destination_that_holds_back_too_much_is_lost_loudly(db, no_retention)
     db.sql("SELECT outbox_create_destination('slow', 'pull', start_at => 'earliest')")
     emit(db, "after")
     assert drain(db, "slow") == drain(db, "fast") == ["after"]
+
+
+def test_nothing_is_taken_away_while_publishing_is_suspended(db, no_retention):
+    db.sql("SELECT outbox_create_destination('d', 'pull')")
+    db.sql("SELECT outbox_emit(NULL, 'k' || i, 't', to_jsonb(repeat(i::text, 900))) FROM generate_series(1, 2000) AS i")
+    settings = {"retrysafe.publish": "off", "retrysafe.max_retained_bytes": "1MB"}
+    for name, value in settings.items():
+        db.server.set(name, value)
+    try:
+        eventually(lambda: db.value("SHOW retrysafe.max_retained_bytes") == "1MB")
+        for _ in range(4):
+            assert db.value("SELECT outbox_cleanup()") == 0
+            pass_a_minute(db)
+    finally:
+        for name in settings:
+            db.server.set(name, None)
+    assert len(drain(db, "d")) == 2000
+
+
+def test_a_clock_that_was_ahead_for_a_moment_keeps_nothing(db, no_retention):
+    emit(db, "a")
+    while db.value("SELECT count(*) FROM ring_pieces WHERE ring = 'log' AND sealed_at IS NOT NULL") == 0:
+        assert db.value("SELECT outbox_cleanup()") == 1
+    db.sql("UPDATE ring_pieces SET since = since + interval '5 years', sealed_at = sealed_at + interval '5 years'")
+    clean_up(db)
+    assert kept(db) == []
+    emit(db, "b")
+    clean_up(db)
+    assert kept(db) == []
 
 
 def test_progress_rows_do_not_grow_for_ever(db, no_retention):

@@ -3,6 +3,7 @@ answers that have not expired."""
 import pytest
 
 from conftest import Pending, run
+from operating import pass_a_minute
 from rings import (  # noqa: F401 (the fixture server)
     begin, bytes_of, copies, emit, fetch_all, fill, held_by, ring, save, seal, server, setting, settle,
     sqlstate_of, states, turn_until)
@@ -231,6 +232,7 @@ def test_a_lost_destination_does_not_stop_anything_else(server, db):
     seal(db, "log")
     fill(db, 1, "next")
     with setting(server, "retrysafe.max_retained_bytes", "1MB", session):
+        pass_a_minute(db)
         busy = begin(db)
         run(busy, "SELECT FROM outbox_destinations WHERE name = 'dead' FOR UPDATE")  # as outbox_alter_destination does
         cleaner = Pending(db, "SELECT outbox_cleanup()")
