@@ -27,6 +27,8 @@ namespace {
 
 // Rows looked at in one transaction, events of other shards and of unwanted types included.
 constexpr int64 kRowsPerRead = 20000;
+// The same where others have to be found beside an event that may break its destination.
+constexpr int64 kRowsForCompany = 1000000;
 
 bool wanted(const Destination &d, std::string_view type) {
   if (d.type_count < 0) return true;
@@ -161,22 +163,20 @@ Batch *read_batch(const Destination &d, const Claim &claim, int32 max_events, in
   for (int32 i = 0; i < parked_count; ++i) bytes_left -= body_size(parked[i]);
 
   const ShardKey key{claim.destination, claim.shard};
-  Limits limits{max_events - parked_count, bytes_left, kRowsPerRead, true, parked_count > 0 ? 0 : 1};
-  // A large event must not be alone with a destination that it breaks: nothing would tell it from an outage.
-  const int32 company = std::min(Dispatcher::kCompany - parked_count, limits.events);
-  const auto lacks_company = [&](int32 count) {
-    return count < company && limits.at_least < company && was_away(key);
-  };
-  const bool is_full = limits.events == 0 || limits.bytes <= 0;
-  if (is_full && !lacks_company(0)) {
+  // One event of the log at least, else a large one would wait until no retry is due.
+  Limits limits{max_events - parked_count, bytes_left, kRowsPerRead, true, 1};
+  if (limits.events == 0) {
     only_parked(batch, cursor, parked, parked_count);
     return batch;
   }
-  if (is_full) limits.at_least = company;
+  // An event must not be alone with a destination that it breaks: nothing would tell it from an outage.
+  const int32 company = std::min(Dispatcher::kCompany, limits.events);
   const auto read = [&](const OpenWindow &window) {
     Range range = read_range(d, claim.shard, window, PG_INT64_MAX, era.log, limits);
-    if (range.exhausted || !lacks_company(range.count)) return range;
+    if (range.exhausted || range.count >= company || limits.at_least == company || !was_away(key))
+      return range;
     limits.at_least = company;
+    limits.rows = kRowsForCompany;
     return read_range(d, claim.shard, window, PG_INT64_MAX, era.log, limits);
   };
   // Where the log has to wait, due parked events do not: they were published before.

@@ -1,4 +1,5 @@
 """The pull API where events fail: outbox_nack, attempts, what waits behind a failed event, and the end of patience."""
+import json
 import signal
 
 import pytest
@@ -157,6 +158,23 @@ def test_an_event_behind_one_that_is_sent_again_does_not_overtake_what_was_not_s
     client.nack("k3")
     db.sql("SELECT outbox_retry('d')")
     assert client.drain() == ["k1", "k2", "k3"]
+
+
+def test_a_large_event_does_not_wait_until_no_retry_is_due(db):
+    create(db, max_attempts=1000)
+    emit(db, "refused")
+    client = Client(db)
+    client.fetch()
+    client.nack("refused")
+    client.ack()
+    emit(db, "large", payload=json.dumps("x" * 20000))
+    emit(db, "small")
+    came = []
+    for _ in range(3):
+        came += [key for key in client.fetch(max_bytes=2048) if key != "refused"]
+        client.nack("refused")
+        client.ack()
+    assert came == ["large", "small"]
 
 
 def test_a_fetch_that_finds_only_what_waits_takes_no_lease(db):

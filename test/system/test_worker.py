@@ -163,6 +163,17 @@ def test_an_event_that_breaks_its_destination_alone_in_its_batch_stops_no_other(
     assert set(d.delivered()) == {"a", "b"}
 
 
+def test_an_event_that_breaks_its_destination_far_before_the_next_one_stops_no_other(db):
+    """Between them are more rows for others than are looked at in one go."""
+    d = NullDestination(db, options='"breaks": "bad"', backoff="'100 ms'", backoff_max="'200 ms'", event_types="'{t}'")
+    emit(db, "bad")
+    eventually(lambda: d.status()["failures"] > 0)
+    for key in "a", "b":
+        db.sql("SELECT count(outbox_emit(NULL, %s || i, 'other', '{}')) FROM generate_series(1, 25000) i", key)
+        emit(db, key)
+    eventually(lambda: set(d.delivered()) == {"a", "b"})
+
+
 def test_a_sink_that_forgets_to_ask_for_a_call_is_looked_after(db):
     """It has an outcome and tells nobody: it is asked at the latest when the lease is renewed."""
     d = NullDestination(db, lease="interval '2 s'")
