@@ -115,7 +115,8 @@ bool read_extension(Extension &e) {
 
 const Extension *extension_if_installed() {
   if (cache_valid) return &cached;
-  for (;;) {
+  constexpr int kTries = 3;  // others may change something all the time
+  for (int tries = 1;; ++tries) {
     const uint64 before = changes;
     Extension fresh{};
     if (read_extension(fresh)) {
@@ -128,7 +129,7 @@ const Extension *extension_if_installed() {
     }
     // A name may have passed from one index to another (REINDEX CONCURRENTLY) while we looked at the first.
     AcceptInvalidationMessages();
-    if (changes == before) return nullptr;
+    if (changes == before || tries == kTries) return nullptr;
   }
 }
 
