@@ -27,8 +27,9 @@ namespace {
 
 // Rows looked at in one transaction, events of other shards and of unwanted types included.
 constexpr int64 kRowsPerRead = 20000;
-// The same where others have to be found beside an event that may break its destination.
-constexpr int64 kRowsForCompany = 1000000;
+// The same where others have to be found beside an event that may break its destination. It must not take
+// longer than clients wait for a fetch.
+constexpr int64 kRowsForCompany = 200000;
 
 bool wanted(const Destination &d, std::string_view type) {
   if (d.type_count < 0) return true;
